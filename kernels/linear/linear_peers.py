@@ -14,7 +14,7 @@ BESIDE = (None, None, None, None, None, 0, 1)
 
 
 def run(c):
-    if c.wants("packed_linear"):
+    if any(c.wants(f"packed_linear_{packing}") for packing in BLOCKS):
         for out, cols in ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
             plain = [w / 64 for w in randoms(out, cols)]
             for rows in (1, 4, 16):
@@ -65,7 +65,10 @@ def sample(c, rows, name, temperature, top_k, top_p):
     row = [1 / temperature, top_k, top_p, -math.inf, 0.3]
     settings = torch.tensor([row] * rows, dtype=torch.float64, device="cuda")
     warpers = [TemperatureLogitsWarper(temperature)]
-    warpers += [TopKLogitsWarper(top_k)] * bool(top_k) + [TopPLogitsWarper(top_p)] * (top_p < 1)
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
 
     def stock(i):
         scores = logits[i].float()

@@ -28,9 +28,10 @@ namespace loss::gpu {
 
 class SumProduct {
  public:
-  // out [rows, cols], a [n, rows], b [n, cols], dense; of one 16-bit dtype.
+  // out [rows, cols], a [n, rows], b [n, cols], dense; of one 16-bit dtype. Of other n the way with these tiles is a
+  // slow one: with 1046 rows a step of GRPO took 54.6 ms, by torch's addmm 45.5.
   SumProduct(DType dtype, int64_t rows, int64_t cols, int64_t n, int64_t b_stride) : n_(n) {
-    const bool half = dtype == DType::kFloat16, whole = (rows | cols | b_stride) % 8 == 0;
+    const bool half = dtype == DType::kFloat16, whole = (rows | cols | b_stride) % 8 == 0 && n % 64 == 0;
     if ((!half && dtype != DType::kBFloat16) || !whole || cublasLtMatmul == nullptr) return;
     if (torch_get_current_cuda_blas_handle(&handle_) != 0) return;
     const cudaDataType_t type = half ? CUDA_R_16F : CUDA_R_16BF;

@@ -18,9 +18,11 @@ _loss = load("loss")
 
 
 def rows_at_once(device, row_bytes, limit=None):
-    """Of so many bytes each, that fit into limit, CHUNK_BYTES or GROUP_BYTES; at least one."""
+    """Of so many bytes each, that fit into limit, CHUNK_BYTES or GROUP_BYTES; at least one, and of many a multiple of 128, which
+    is what products are fast with."""
     limit = CHUNK_BYTES if limit is None else limit
-    return max(1, limit.get(device.type, limit["cuda"]) // row_bytes)
+    rows = max(1, limit.get(device.type, limit["cuda"]) // row_bytes)
+    return rows if rows < 128 else rows - rows % 128
 
 
 def times(rows, of_row):
