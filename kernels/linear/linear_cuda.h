@@ -41,6 +41,7 @@ struct PackedRows {
   int rows, in;
 };
 void packed_rows(const PackedRows& a, kernels::Stream stream);
+bool takes_packed_rows();  // on the current device: TMA, and shared memory for it
 
 // Rows of blocks as floating point, rounded once.
 struct Unpack {

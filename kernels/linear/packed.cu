@@ -22,11 +22,6 @@ constexpr int kOutputs = 16, kConsumers = 8, kThreads = 32 * (kConsumers + 1);
 constexpr int kPiece = 256, kChunk = kPiece * kConsumers;  // columns of a warp, and of all
 constexpr int kMaxStages = 6;
 
-struct RowsOfBlocks {
-  const uint8_t* data;
-  int64_t stride;  // bytes
-};
-
 // What a chunk of 16 rows takes in shared memory. Rows are 16 bytes more than a multiple of 32 apart: words of eight of
 // them are in different banks.
 template <Packing P>
@@ -47,7 +42,7 @@ struct PackedMemory {
 };
 
 // Rows that do not begin at multiples of 16 bytes: two bytes at a time.
-__device__ __forceinline__ void copy_halves(uint8_t* to, const uint8_t* from, int bytes, int lane) {
+[[maybe_unused]] __device__ __forceinline__ void copy_halves(uint8_t* to, const uint8_t* from, int bytes, int lane) {
   for (int i = 2 * lane; i < bytes; i += 64)
     *reinterpret_cast<uint16_t*>(to + i) = *reinterpret_cast<const uint16_t*>(from + i);
 }
@@ -97,8 +92,6 @@ template <Packing P, class T, int kTiles>
 __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const ThreadRows<T, kTiles>& x, int column,
                                                int columns, float (&sums)[kTiles][4]) {
   using L = Layout<P>;
-  constexpr int kUnrolled =
-      L::kWeights == 256 && L::kBits <= 5 ? 4 : 8;  // more take registers that a third block needs
   constexpr bool kBlocksOf256 = L::kWeights == 256, kTwoScales = P == Packing::kQ6_K;
   constexpr uint32_t kOne = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
   constexpr auto mma = multiply_16x8<T>;
@@ -149,7 +142,9 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
   }
 }
 
-__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(32 * kConsumers) : "memory"); }
+[[maybe_unused]] __device__ __forceinline__ void meet_consumers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(32 * kConsumers) : "memory");
+}
 
 template <Packing P, class T, int kTiles>
 __device__ __forceinline__ void multiply(const PackedRows& a, const uint8_t* ring, PackedMemory<kTiles>& memory) {
@@ -197,6 +192,7 @@ __device__ __forceinline__ void multiply(const PackedRows& a, const uint8_t* rin
 template <Packing P, class T, int kTiles>
 __global__ void __launch_bounds__(kThreads, kTiles == 1 ? Ring16<P>::kBlocks : 2)
     packed_rows_kernel(const PackedRows a) {
+#if __CUDA_ARCH__ >= 900  // elsewhere it is never launched
   extern __shared__ __align__(128) uint8_t ring[];
   __shared__ PackedMemory<kTiles> memory;
   if (threadIdx.x == 0) {
@@ -210,6 +206,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? Ring16<P>::kBlocks : 2
     fetch<P>(a, ring, memory.full, memory.free);
   else
     multiply<P, T, kTiles>(a, ring, memory);
+#endif
 }
 
 template <Packing P, class T>
@@ -280,6 +277,12 @@ void with_blocks(Packing packing, Fn fn) {
 }
 
 }  // namespace
+
+bool takes_packed_rows() {
+  constexpr int kShared = 160 << 10;  // of a block with its ring and the sums of 32 rows
+  return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 &&
+         attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() >= kShared;
+}
 
 void packed_rows(const PackedRows& a, Stream stream) {
   with_blocks(a.packing, [&]<Packing P>() {

@@ -82,7 +82,11 @@ inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table
 
 #if defined(CUDA_KERNEL)
 inline bool takes_packed_rows(const PackedCall& call) {
-  return call.dtype != kernels::DType::kFloat32 && call.x.rows <= cuda::kMaxPackedRows && call.x.cols <= INT32_MAX;
+  bool on_device = false;
+  kernels::run_on(
+      call.device, [&](auto) { on_device = cuda::takes_packed_rows(); }, [] {});
+  return on_device && call.dtype != kernels::DType::kFloat32 && call.x.rows <= cuda::kMaxPackedRows &&
+         call.x.cols <= INT32_MAX;
 }
 
 inline Tensor packed_rows(const PackedCall& call, const Tensor& x, Tensor y) {
