@@ -92,44 +92,130 @@ HOTSWAP_INLINE void unpack_q5_0(const uint8_t* p, F (&w)[2 * kHalf]) {
   }
 }
 
-// Scale and minimum of group j: six bits each in 12 bytes. Of the last four groups the two high bits are above the
-// others' six.
-HOTSWAP_INLINE void scale_and_minimum(const uint8_t* p, int j, int& scale, int& minimum) {
-  if (j < 4) {
-    scale = p[j] & 63, minimum = p[j + 4] & 63;
-  } else {
-    scale = (p[j + 4] & 15) | (p[j - 4] >> 6) << 4, minimum = (p[j + 4] >> 4) | (p[j] >> 6) << 4;
-  }
+// The factors of a block's groups, made once for all of them where a block has several.
+template <Packing kPacking>
+struct GroupFactors {};
+template <>
+struct GroupFactors<Packing::kQ4_K> {
+  float scale[8], minimum[8];
+};
+template <>
+struct GroupFactors<Packing::kQ5_K> : GroupFactors<Packing::kQ4_K> {};
+template <>
+struct GroupFactors<Packing::kQ6_K> {
+  float scale[16];
+};
+
+// Scales and minimums, six bits each in 12 bytes: of the last four groups the two high bits are above the others' six.
+HOTSWAP_INLINE void six_bits(const uint8_t* p, uint32_t (&scales)[2], uint32_t (&minimums)[2]) {
+  uint32_t w[3];
+  __builtin_memcpy(w, p, sizeof w);
+  constexpr uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x03030303;
+  scales[0] = w[0] & kSix, scales[1] = (w[2] & kFour) | (w[0] >> 6 & kTwo) << 4;
+  minimums[0] = w[1] & kSix, minimums[1] = (w[2] >> 4 & kFour) | (w[1] >> 6 & kTwo) << 4;
 }
 
 template <Packing kPacking>
-HOTSWAP_INLINE void unpack_with_minimum(const uint8_t* p, int group, F (&w)[2 * kHalf]) {
+HOTSWAP_INLINE GroupFactors<kPacking> factors_of(const void* block) {
+  [[maybe_unused]] const uint8_t* p = static_cast<const uint8_t*>(block);
+  GroupFactors<kPacking> f;
+  if constexpr (kPacking == Packing::kQ4_K || kPacking == Packing::kQ5_K) {
+    uint32_t codes[4];
+    six_bits(p + 4, reinterpret_cast<uint32_t(&)[2]>(codes[0]), reinterpret_cast<uint32_t(&)[2]>(codes[2]));
+    const F d = half_everywhere(p), n = half_everywhere(p + 2);
+    const auto* bytes = reinterpret_cast<const uint8_t*>(codes);
+#if HOTSWAP_AVX512
+    const __m512 wide = _mm512_cvtepi32_ps((__m512i)bytes_at(bytes));  // six bits have no sign
+    const __m512 both = (__m512)wide * _mm512_mask_blend_ps(0xff00, (__m512)d, (__m512)n);
+    __builtin_memcpy(f.scale, &both, sizeof f.scale);
+    __builtin_memcpy(f.minimum, reinterpret_cast<const char*>(&both) + sizeof f.scale, sizeof f.minimum);
+#else
+    for (int i = 0; i < 8; ++i) f.scale[i] = d[0] * float(bytes[i]), f.minimum[i] = n[0] * float(bytes[8 + i]);
+#endif
+  } else if constexpr (kPacking == Packing::kQ6_K) {
+    const F d = half_everywhere(p + 208);
+    for (int i = 0; i < 16; i += kLanes) {
+      const F scales = d * __builtin_convertvector(bytes_at(p + 192 + i), F);
+      store(f.scale + i, scales);
+    }
+  }
+  return f;
+}
+
+#if HOTSWAP_AVX512
+// 32 bytes, each shifted to the right by so many bits and masked.
+typedef uint16_t Shorts __attribute__((vector_size(32)));
+HOTSWAP_INLINE __m256i fields(const uint8_t* p, int shift, int mask) {
+  const Shorts bytes = (Shorts)_mm256_loadu_si256((const __m256i*)p);
+  return _mm256_and_si256((__m256i)(bytes >> shift), _mm256_set1_epi8((char)mask));
+}
+HOTSWAP_INLINE void widen_bytes(__m256i bytes, F (&w)[2]) {  // as signed numbers
+  w[0] = (F)_mm512_cvtepi32_ps(_mm512_maskz_cvtepi8_epi32(kAllLanes, _mm256_castsi256_si128(bytes)));
+  w[1] = (F)_mm512_cvtepi32_ps(_mm512_maskz_cvtepi8_epi32(kAllLanes, _mm256_extracti128_si256(bytes, 1)));
+}
+#endif
+
+// A factor in every lane, by a load: splat() takes it through a register, and the port for that is the one that is
+// full.
+HOTSWAP_INLINE F everywhere(const float* p) {
+#if HOTSWAP_AVX512
+  return (F)_mm512_set1_ps(*p);
+#elif HOTSWAP_AVX2
+  return (F)_mm256_broadcast_ss(p);
+#else
+  return splat<F>(*p);
+#endif
+}
+
+template <Packing kPacking>
+HOTSWAP_INLINE void unpack_with_minimum(const uint8_t* p, int group, const GroupFactors<kPacking>& f,
+                                        F (&w)[2 * kHalf]) {
   constexpr bool kFifths = kPacking == Packing::kQ5_K;
-  int scale, minimum;
-  scale_and_minimum(p + 4, group, scale, minimum);
-  const F d = half_everywhere(p) * float(scale), m = half_everywhere(p + 2) * float(minimum);
+  const F d = everywhere(f.scale + group), m = everywhere(f.minimum + group);
   const uint8_t* q = p + (kFifths ? 48 : 16) + group / 2 * kPackedGroup;
+#if HOTSWAP_AVX512
+  if constexpr (!kFifths) {  // the 16 weights that there may be, as in unpack_q4
+    const F count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const __m512 table = (__m512)(d * count - m);
+    for (int i = 0; i < 2; ++i) {
+      const I both = bytes_at(q + i * kLanes) >> (group % 2 * 4);
+      w[i] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)both, table);
+    }
+  } else {
+    const __m256i high = _mm256_slli_epi16(fields(p + 16, group, 1), 4);
+    widen_bytes(_mm256_or_si256(fields(q, group % 2 * 4, 15), high), w);
+    for (int i = 0; i < 2; ++i) w[i] = d * w[i] - m;
+  }
+#else
   for (int i = 0; i < 2 * kHalf; ++i) {
     I code = bits_of_bytes<4>(q + i * kLanes, group % 2 * 4);
     if constexpr (kFifths) code |= bits_of_bytes<1>(p + 16 + i * kLanes, group) << 4;
     w[i] = d * __builtin_convertvector(code, F) - m;
   }
+#endif
 }
 
-HOTSWAP_INLINE void unpack_q6_k(const uint8_t* p, int group, F (&w)[2 * kHalf]) {
+HOTSWAP_INLINE void unpack_q6_k(const uint8_t* p, int group, const GroupFactors<Packing::kQ6_K>& f, F (&w)[2 * kHalf]) {
   const int half = group / 4, quarter = group % 4;
-  const uint8_t *lows = p + 64 * half + 32 * (quarter % 2), *highs = p + 128 + 32 * half, *scales = p + 192 + 2 * group;
-  const F d = half_everywhere(p + 208);
+  const uint8_t *lows = p + 64 * half + 32 * (quarter % 2), *highs = p + 128 + 32 * half;
+  const float* scales = f.scale + 2 * group;
+#if HOTSWAP_AVX512
+  const __m256i high = _mm256_slli_epi16(fields(highs, quarter * 2, 3), 4);
+  const __m256i codes = _mm256_or_si256(fields(lows, quarter / 2 * 4, 15), high);
+  widen_bytes(_mm256_sub_epi8(codes, _mm256_set1_epi8(32)), w);
+  for (int i = 0; i < 2; ++i) w[i] = everywhere(scales + i) * w[i];
+#else
   for (int i = 0; i < 2 * kHalf; ++i) {
     const I low = bits_of_bytes<4>(lows + i * kLanes, quarter / 2 * 4);
     const I high = bits_of_bytes<2>(highs + i * kLanes, quarter * 2);
-    w[i] = d * float(int8_t(scales[i / kHalf])) * __builtin_convertvector((low | high << 4) - 32, F);
+    w[i] = everywhere(scales + i / kHalf) * __builtin_convertvector((low | high << 4) - 32, F);
   }
+#endif
 }
 
 // A group's weights: kHalf vectors of the first 16, kHalf of the others.
 template <Packing kPacking>
-HOTSWAP_INLINE void unpack(const void* block, int group, F (&w)[2 * kHalf]) {
+HOTSWAP_INLINE void unpack(const void* block, int group, const GroupFactors<kPacking>& f, F (&w)[2 * kHalf]) {
   const uint8_t* p = static_cast<const uint8_t*>(block);
   if constexpr (kPacking == Packing::kNone) {
     for (int i = 0; i < 2 * kHalf; ++i) w[i] = load(static_cast<const float*>(block) + i * kLanes);
@@ -139,9 +225,9 @@ HOTSWAP_INLINE void unpack(const void* block, int group, F (&w)[2 * kHalf]) {
   } else if constexpr (kPacking == Packing::kQ5_0) {
     unpack_q5_0(p, w);
   } else if constexpr (kPacking == Packing::kQ4_K || kPacking == Packing::kQ5_K) {
-    unpack_with_minimum<kPacking>(p, group, w);
+    unpack_with_minimum<kPacking>(p, group, f, w);
   } else if constexpr (kPacking == Packing::kQ6_K) {
-    unpack_q6_k(p, group, w);
+    unpack_q6_k(p, group, f, w);
   } else {
     unpack_q4<kPacking>(p, w);
   }
@@ -171,6 +257,9 @@ HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) 
   F s0[kOuts][kRows] = {}, s1[kOuts][kRows] = {};
   const float* x = a.x;
   for (const char* last = w + a.in / packed_block(kPacking) * kBytes; w < last; w += kBytes) {
+    GroupFactors<kPacking> factors[kOuts];
+    for (int o = 0; o < kOuts; ++o) factors[o] = factors_of<kPacking>(w + o * apart * a.w_stride);
+#pragma GCC unroll 8  // shifts by a constant are half of others
     for (int g = 0; g < kGroups; ++g, x += kPackedGroup) {
 #pragma GCC unroll 8
       for (int o = 0; o < kOuts; ++o) {
@@ -179,7 +268,7 @@ HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) 
           if (g * kLine < kBytes) __builtin_prefetch(block + kAheadOfBlock + g * kLine);
         }
         F v[2 * kHalf];
-        unpack<kPacking>(block, g, v);
+        unpack<kPacking>(block, g, factors[o], v);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           for (int i = 0; i < kHalf; ++i) {
@@ -220,9 +309,10 @@ HOTSWAP_INLINE void unpack_row(float* to, const void* from, int64_t in) {
   constexpr int64_t kBlock = packed_block(kPacking);
   const char* block = static_cast<const char*>(from);
   for (int64_t i = 0; i < in; i += kBlock, block += packed_bytes(kPacking)) {
+    const GroupFactors<kPacking> factors = factors_of<kPacking>(block);
     for (int g = 0; g < kBlock / kPackedGroup; ++g) {
       F v[2 * kHalf];
-      unpack<kPacking>(block, g, v);
+      unpack<kPacking>(block, g, factors, v);
       for (int j = 0; j < 2 * kHalf; ++j) store(to + i + g * kPackedGroup + j * kLanes, v[j]);
     }
   }
