@@ -143,13 +143,13 @@ HOTSWAP_INLINE GroupFactors<kPacking> factors_of(const void* block) {
 }
 
 #if HOTSWAP_AVX512
-// 32 bytes, each shifted to the right by so many bits and masked.
+// 32 bytes, each shifted to the right by `shift` bits and masked.
 typedef uint16_t Shorts __attribute__((vector_size(32)));
 HOTSWAP_INLINE __m256i fields(const uint8_t* p, int shift, int mask) {
   const Shorts bytes = (Shorts)_mm256_loadu_si256((const __m256i*)p);
   return _mm256_and_si256((__m256i)(bytes >> shift), _mm256_set1_epi8((char)mask));
 }
-HOTSWAP_INLINE void widen_bytes(__m256i bytes, F (&w)[2]) {  // as signed numbers
+HOTSWAP_INLINE void widen_bytes(__m256i bytes, F (&w)[2]) {  // as signed values
   w[0] = (F)_mm512_cvtepi32_ps(_mm512_maskz_cvtepi8_epi32(kAllLanes, _mm256_castsi256_si128(bytes)));
   w[1] = (F)_mm512_cvtepi32_ps(_mm512_maskz_cvtepi8_epi32(kAllLanes, _mm256_extracti128_si256(bytes, 1)));
 }
