@@ -63,7 +63,7 @@ class Cache : public StepMemory {
   int64_t length_ = 0;
 };
 
-// For a layer that attends; window > 0: to its last so many tokens. reserve: tokens that fit without growing.
+// For a layer that attends, with window > 0 to its last `window` tokens. reserve: tokens that fit without growing.
 std::unique_ptr<CacheLayer> make_key_value_layer(int64_t reserve = 0, int64_t window = 0);
 
 }  // namespace hotswap

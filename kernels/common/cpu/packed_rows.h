@@ -106,13 +106,14 @@ struct GroupFactors<Packing::kQ6_K> {
   float scale[16];
 };
 
-// Scales and minimums, six bits each in 12 bytes: of the last four groups the two high bits are above the others' six.
-HOTSWAP_INLINE void six_bits(const uint8_t* p, uint32_t (&scales)[2], uint32_t (&minimums)[2]) {
+// Eight scales, then eight minimums, of six bits each in 12 bytes: a byte each. Of the last four of both the two high
+// bits are above the others' six.
+HOTSWAP_INLINE void six_bits(const uint8_t* p, uint32_t (&codes)[4]) {
   uint32_t w[3];
   __builtin_memcpy(w, p, sizeof w);
   constexpr uint32_t kSix = 0x3f3f3f3f, kFour = 0x0f0f0f0f, kTwo = 0x03030303;
-  scales[0] = w[0] & kSix, scales[1] = (w[2] & kFour) | (w[0] >> 6 & kTwo) << 4;
-  minimums[0] = w[1] & kSix, minimums[1] = (w[2] >> 4 & kFour) | (w[1] >> 6 & kTwo) << 4;
+  codes[0] = w[0] & kSix, codes[1] = (w[2] & kFour) | (w[0] >> 6 & kTwo) << 4;
+  codes[2] = w[1] & kSix, codes[3] = (w[2] >> 4 & kFour) | (w[1] >> 6 & kTwo) << 4;
 }
 
 template <Packing kPacking>
@@ -121,7 +122,7 @@ HOTSWAP_INLINE GroupFactors<kPacking> factors_of(const void* block) {
   GroupFactors<kPacking> f;
   if constexpr (kPacking == Packing::kQ4_K || kPacking == Packing::kQ5_K) {
     uint32_t codes[4];
-    six_bits(p + 4, reinterpret_cast<uint32_t(&)[2]>(codes[0]), reinterpret_cast<uint32_t(&)[2]>(codes[2]));
+    six_bits(p + 4, codes);
     const F d = half_everywhere(p), n = half_everywhere(p + 2);
     const auto* bytes = reinterpret_cast<const uint8_t*>(codes);
 #if HOTSWAP_AVX512

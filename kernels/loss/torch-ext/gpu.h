@@ -100,13 +100,11 @@ inline void multiply_add(const Tensor& out, const Tensor& add, const Tensor& a, 
   TORCH_ERROR_CODE_CHECK(aoti_torch_cuda_addmm_out(out.get(), add.get(), a.get(), b.get(), 1.0, 1.0));
 }
 
-// out (+)= a^T b, contiguous, of one 16-bit dtype.
-inline void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add, DType dtype,
-                        const Device& device, Stream stream) {
-  const Window rows{a.data_ptr(), a.size(0), a.size(1), a.size(1)};
-  const SumProduct product(dtype, a.size(1), b.size(1), a.size(0), b.size(1));
-  if (product(out.data_ptr(), a.data_ptr(), b.data_ptr(), add, stream)) return;
-  const Tensor transposed = rows.transposed().tensor(dtype, device);
+// out (+)= a^T b by `product`, or where it does not take these by torch's. out and b contiguous in columns.
+inline void add_product(const SumProduct& product, const Tensor& out, const Window& a, const Tensor& b, bool add,
+                        DType dtype, const Device& device, Stream stream) {
+  if (product(out.data_ptr(), a.data, b.data_ptr(), add, stream)) return;
+  const Tensor transposed = a.transposed().tensor(dtype, device);
   if (add)
     multiply_add(out, out, transposed, b);
   else
@@ -325,11 +323,7 @@ inline void Linear::chunk(int64_t first, int64_t n) {
 
 inline void Linear::add_to_dweight(const Window& z, const Tensor& h) {
   if (!sum_product_ || sum_product_->terms() != z.rows) sum_product_.emplace(dtype_, vocab_, dim_, z.rows, h.stride(0));
-  if ((*sum_product_)(result_.dweight.data_ptr(), z.data, h.data_ptr(), begun_, stream_)) return;
-  if (begun_)
-    multiply_add(result_.dweight, result_.dweight, tensor(z.transposed()), h);
-  else
-    multiply(result_.dweight, tensor(z.transposed()), h);
+  add_product(*sum_product_, result_.dweight, z, h, begun_, dtype_, device_, stream_);
 }
 
 inline void Linear::finish() {

@@ -193,7 +193,13 @@ void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add) 
         "add_product_: expected contiguous out [m, k] of a [n, m] and b [n, k]; got ", shape_of(out), ", ", shape_of(a),
         ", ", shape_of(b), "; check their sizes");
   kernels::run_on(
-      device, [&](auto stream) { gpu::add_product(out, a, b, add, dtype, device, stream); }, [] {});
+      device,
+      [&](auto stream) {
+        const gpu::SumProduct product(dtype, a.size(1), b.size(1), a.size(0), b.size(1));
+        const kernels::Window rows{a.data_ptr(), a.size(0), a.size(1), a.size(1)};
+        gpu::add_product(product, out, rows, b, add, dtype, device, stream);
+      },
+      [] {});
 }
 
 gpu::LinearLoss linear_on_gpu(const gpu::Inputs& in, const Options& o, const gpu::Wanted& wanted) {

@@ -18,8 +18,8 @@ _loss = load("loss")
 
 
 def rows_at_once(device, row_bytes, limit=None):
-    """Of so many bytes each, that fit into limit, CHUNK_BYTES or GROUP_BYTES; at least one, and of many a multiple of 128, which
-    is what products are fast with."""
+    """Rows of row_bytes each that fit into limit (CHUNK_BYTES, or GROUP_BYTES): at least one, and from 128 on a multiple of 128,
+    with which products are fast."""
     limit = CHUNK_BYTES if limit is None else limit
     rows = max(1, limit.get(device.type, limit["cuda"]) // row_bytes)
     return rows if rows < 128 else rows - rows % 128
