@@ -1,8 +1,10 @@
-// A decoder layer's step on a GPU: five launches; and the launch that a step begins with.
+// A decoder layer's step on a GPU: five launches, with packed weights up to seven; and the launch that a step begins
+// with.
 #include "kernels/common/gpu/few_rows.cuh"
 #include "kernels/decode/attend.cuh"
 #include "kernels/decode/attend_tiles.cuh"
 #include "kernels/decode/decode_cuda.h"
+#include "kernels/decode/packed_products.h"
 #include "kernels/decode/products.h"
 
 namespace decode::cuda {
@@ -10,11 +12,17 @@ namespace {
 
 constexpr int kMaxGroup = 8;
 
+// All of a layer's products take their weights past L1, or some do not.
+bool past_l1(const Layer& a) {
+  if (is_packed(a)) return true;
+  bool all = true;
+  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) all = all && holds_x(product);
+  return all;
+}
+
 template <class T>
 void attend_any(const Layer& a, kernels::Stream stream) {
-  // All of a layer's products take their weights past L1, or some do not.
-  bool narrow = true;
-  for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) narrow = narrow && holds_x(product);
+  const bool narrow = past_l1(a);
   const auto with_dim = [&]<int kDim, int kGroup>() {
     if (narrow && a.rows > 8) return attend_tiles<T, kDim, kGroup>(a, stream);
     if (narrow || a.rows > 8) return attend<T, kDim, kGroup, true>(a, stream);
@@ -103,6 +111,17 @@ bool cache_fits(const CacheRows& c) {
   return reinterpret_cast<uintptr_t>(c.data) % 16 == 0 && c.batch % 8 == 0 && c.row % 8 == 0 && c.head % 8 == 0;
 }
 
+const char* refuses_packed(const Layer& a) {
+  if (!takes_packed_rows())
+    return "plain weights on this GPU: packed ones need TMA and 200 KB of shared memory a block";
+  if (a.rows > supported_packed_rows(a))
+    return "all weights packed, gate and up alike, and as few rows as decoder_layer_packed_rows counts";
+  const PackedProducts products(a);
+  for (int i = 0; i < products.count; ++i)
+    if (!fits_packed_rows(products.all[i])) return "norms and rows of x that begin at multiples of 16 bytes";
+  return nullptr;
+}
+
 }  // namespace
 
 const char* refuses(const Layer& a) {
@@ -110,6 +129,7 @@ const char* refuses(const Layer& a) {
   if (a.head_dim != 64 && a.head_dim != 128) return "a head_dim of 64 or 128";
   if (a.heads > kMaxGroup * a.kv_heads) return "at most 8 query heads a key head";
   if (!cache_fits(a.keys) || !cache_fits(a.values)) return "caches whose rows begin at multiples of 16 bytes";
+  if (is_packed(a)) return refuses_packed(a);
   for (const FewRows& product : {qkv_of(a), o_of(a), gated_of(a), down_of(a)}) {
     if (!fits_few_rows(product)) {
       return "at most 16 rows, widths that are multiples of 8, weights that begin at multiples of 16 bytes, and x with "
@@ -137,11 +157,20 @@ void inputs(const Inputs& a, kernels::Stream stream) {
 // those of the others, and what attention reads before it waits, are not: their launches begin when all before the
 // launch before them is done.
 void layer(const Layer& a, kernels::Stream stream) {
-  few_rows(qkv_of(a), stream);
-  if (a.dtype == DType::kBFloat16)
-    attend_any<kernels::BFloat16>(a, stream);
-  else
+  const auto attend_to_all = [&] {
+    if (a.dtype == DType::kBFloat16) return attend_any<kernels::BFloat16>(a, stream);
     attend_any<kernels::Half>(a, stream);
+  };
+  if (is_packed(a)) {
+    const PackedProducts products(a);
+    for (int i = 0; i < products.count; ++i) {
+      if (i == products.qkv) attend_to_all();
+      packed_product(products.all[i], stream);
+    }
+    return;
+  }
+  few_rows(qkv_of(a), stream);
+  attend_to_all();
   few_rows(o_of(a), stream);
   few_rows(gated_of(a), stream);
   few_rows(down_of(a), stream);

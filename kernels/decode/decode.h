@@ -8,8 +8,8 @@
 //
 // Casting: norms as Llama's, x * rstd rounded before the weight; products, scores and sums in float32. Rounded to x's
 // dtype is what a stock layer hands on: the norms' results, q, k and v before and behind the rotary embedding, a, each
-// product, act * up, h, out. Sums have a fixed order: the same bits in each run. On the CPU a weight may be packed
-// (packing.h): its numbers are float32.
+// product, act * up, h, out. Sums have a fixed order: the same bits in each run. Weights may be packed (packing.h):
+// they are not rounded; on a GPU all of them.
 #pragma once
 
 #include <cstdint>

@@ -146,15 +146,29 @@ struct Layer {
   double scale() const { return 1 / std::sqrt(double(shape.head_dim)); }
   Tensor run() const {
     const auto optional = [](const Tensor& t) { return t.defined() ? c10::IValue(t) : c10::IValue(); };
+    if (!formats.empty()) {
+      return package().call("decoder_layer_packed", x, input_norm, q, optional(q_bias), k, optional(k_bias), v,
+                            optional(v_bias), optional(q_norm), optional(k_norm), cos, sin, k_cache, v_cache, position,
+                            o, optional(o_bias), post_norm, gate, optional(gate_bias), up, optional(up_bias), down,
+                            optional(down_bias), kEps, kEps, scale(), shape.window, shape.act, formats,
+                            weights_are_old)[0];
+    }
     return package().call("decoder_layer", x, input_norm, q, optional(q_bias), k, optional(k_bias), v, optional(v_bias),
                           optional(q_norm), optional(k_norm), cos, sin, k_cache, v_cache, position, o, optional(o_bias),
                           post_norm, gate, optional(gate_bias), up, optional(up_bias), down, optional(down_bias), kEps,
                           kEps, scale(), shape.window, shape.act, weights_are_old)[0];
   }
   bool weights_are_old = false;
+  std::string formats;  // of q, k, v, o, gate, up, down, where they are named
 };
 
 int64_t rows_for(const Layer& l) {
+  if (!l.formats.empty()) {
+    return package()
+        .call_values("decoder_layer_packed_rows", l.input_norm, l.q, l.k, l.v, l.o, l.post_norm, l.gate, l.up, l.down,
+                     l.formats)[0]
+        .toInt();
+  }
   return package()
       .call_values("decoder_layer_rows", l.input_norm, l.q, l.k, l.v, l.o, l.post_norm, l.gate, l.up, l.down)[0]
       .toInt();
@@ -262,40 +276,119 @@ TEST(DecoderLayer, RowsOfDifferentLengthsHaveTheResultsOfABatchOfOne) {
   }
 }
 
+// The layer with weights of these packings in turn (up as gate), and the one with the numbers that they mean, in
+// float64, of which the reference is made.
+std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
+                                      const std::vector<std::string>& packings) {
+  Layer packed(shape, dtype), plain = packed;
+  size_t next = 0;
+  const auto pack = [&](Tensor Layer::*weight, const std::string& packing) {
+    const Tensor& like = packed.*weight;
+    // Of about the size that the plain ones have: numbers of four bits are 8 wide, of eight 128, and K types multiply
+    // them by scales up to 63 or 127.
+    const double size = 1 / std::sqrt(double(like.size(1)));
+    const bool is_k = packing.ends_with("_K");
+    const double code = packing == "Q8_0" ? 74 : packing == "Q6_K" ? 1400 : is_k ? 400 : packing == "Q5_0" ? 10 : 5;
+    const PackedWeight w = random_weight(packing, like.size(0), like.size(1), size / code,
+                                         packing == "Q4_1" ? size
+                                         : is_k            ? size / 40
+                                                           : 0);
+    packed.*weight = w.bytes.to(device());
+    plain.*weight = w.numbers.to(device());
+    std::string name = packing;
+    for (char& c : name) c = char(std::tolower(c));
+    packed.formats += (packed.formats.empty() ? "" : ",") + name;
+  };
+  std::string of_gate;
+  for (Tensor Layer::*weight : {&Layer::q, &Layer::k, &Layer::v, &Layer::o, &Layer::gate}) {
+    of_gate = packings[next++ % packings.size()];
+    pack(weight, of_gate);
+  }
+  pack(&Layer::up, of_gate);
+  pack(&Layer::down, packings[next % packings.size()]);
+  return {packed, plain};
+}
+
+void expect_packed_layer(const Layer& packed, const Layer& plain, at::ScalarType dtype) {
+  const std::string what = packed.shape.str() + ", " + packed.formats + ", " + c10::toString(dtype);
+  const Reference want = reference(plain);
+  const double limit = dtype == at::kFloat ? 1e-5 : 3 * tolerance(dtype);
+  const std::string op = packed.formats.empty() ? "decoder_layer" : "decoder_layer_packed";
+  const int64_t calls = package().call_count(op);
+  expect_close(packed.run(), want.out, limit, what);
+  EXPECT_EQ(package().call_count(op), calls + 1);
+  expect_close(packed.k_cache.select(1, packed.shape.position), want.k, limit, what + ", key");
+  expect_close(packed.v_cache.select(1, packed.shape.position), want.v, limit, what + ", value");
+}
+
 TEST(DecoderLayer, PackedWeightsAreTheNumbersOfTheirBlocks) {
-  if (on_cuda()) GTEST_SKIP() << "packed weights are multiplied on the CPU alone";
-  const std::vector<std::string> packings = {"Q4_1", "Q8_0", "Q4_0"};
+  std::vector<std::vector<std::string>> sets = {{"Q4_K", "Q4_K", "Q6_K"}, {"Q4_1", "Q8_0", "Q4_0"}};
+  for (const PackingFormula& each : packings()) sets.push_back({each.name});
   for (const auto dtype : dtypes()) {
-    for (const int64_t rows : {1, 3, 6}) {
-      Layer packed({.rows = rows,
-                    .hidden = 192,
-                    .heads = 3,
-                    .kv_heads = 1,
-                    .head_dim = 64,
-                    .ffn = 320,
-                    .position = 9,
-                    .bias = rows == 3},
-                   dtype);
-      Layer plain = packed;  // of which the reference takes float64 weights
-      size_t next = 0;
-      for (Tensor Layer::*weight : {&Layer::q, &Layer::k, &Layer::v, &Layer::o, &Layer::gate, &Layer::down}) {
-        const std::string& packing = packings[next++ % packings.size()];
-        const Tensor& like = packed.*weight;
-        // Of about the size that the plain ones have: numbers of four bits are 8 wide, of eight 128.
-        const double size = 1 / std::sqrt(double(like.size(1)));
-        const PackedWeight w = random_weight(packing, like.size(0), like.size(1), size / (packing == "Q8_0" ? 74 : 5),
-                                             packing == "Q4_1" ? size : 0);
-        packed.*weight = w.bytes;
-        plain.*weight = w.numbers;
+    for (const int64_t rows : {1, 2, 3}) {
+      const Shape shape{.rows = rows,
+                        .hidden = 256,
+                        .heads = 4,
+                        .kv_heads = 1,
+                        .head_dim = 64,
+                        .ffn = 512,
+                        .position = 9,
+                        .bias = rows == 3,
+                        .head_norms = rows == 2,
+                        .act = rows == 2 ? "gelu_tanh" : "silu"};
+      for (const std::vector<std::string>& packings : sets) {
+        const auto [packed, plain] = packed_layers(shape, dtype, packings);
+        EXPECT_GE(rows_for(packed), 4);
+        expect_packed_layer(packed, plain, dtype);
       }
-      const std::string what = packed.shape.str() + ", packed, " + c10::toString(dtype);
-      const Reference want = reference(plain);
-      const double limit = dtype == at::kFloat ? 1e-5 : 3 * tolerance(dtype);
-      expect_close(packed.run(), want.out, limit, what);
-      expect_close(packed.k_cache.select(1, packed.shape.position), want.k, limit, what + ", key");
-      expect_same_with_any_threads([&] { return Tensors{packed.run()}; }, what);
     }
   }
+}
+
+// Of Llama-8B's widths: columns of several chunks, tiles of several rounds.
+TEST(DecoderLayer, WidePackedLayers) {
+  if (!on_cuda()) GTEST_SKIP() << "a GPU's kernel has chunks and rounds";
+  for (const int64_t rows : {1, 2}) {
+    for (const std::string packing : {"Q4_K", "Q6_K", "Q4_0"}) {
+      const Shape shape{
+          .rows = rows, .hidden = 2560, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 9728, .position = 70};
+      const auto [packed, plain] = packed_layers(shape, at::kBFloat16, {packing});
+      EXPECT_GE(rows_for(packed), rows);
+      expect_packed_layer(packed, plain, at::kBFloat16);
+    }
+  }
+}
+
+TEST(DecoderLayer, ByTheBytesOfARowOnACpu) {
+  if (on_cuda()) GTEST_SKIP() << "a GPU takes named formats only";
+  for (const auto dtype : dtypes()) {
+    for (const int64_t rows : {1, 3, 6}) {
+      const Shape shape{.rows = rows,
+                        .hidden = 192,
+                        .heads = 3,
+                        .kv_heads = 1,
+                        .head_dim = 64,
+                        .ffn = 320,
+                        .position = 9,
+                        .bias = rows == 3};
+      auto [packed, plain] = packed_layers(shape, dtype, {"Q4_1", "Q8_0", "Q4_0"});
+      packed.formats.clear();
+      expect_packed_layer(packed, plain, dtype);
+      expect_same_with_any_threads([&] { return Tensors{packed.run()}; }, "packed");
+    }
+  }
+}
+
+TEST(DecoderLayer, RefusesFormatsThatAreNone) {
+  const Shape shape{.rows = 1, .hidden = 256, .heads = 4, .kv_heads = 1, .head_dim = 64, .ffn = 512, .position = 9};
+  auto [packed, plain] = packed_layers(shape, at::kBFloat16, {"Q4_K"});
+  for (const std::string formats : {"q4_k", "q4_k,q4_k,q4_k,q4_k,q4_k,q4_k", "q4_k,q4_k,q4_k,q4_k,q4_k,q4_k,q4_k,q4_k",
+                                    "q4_k,q4_k,q4_k,q4_k,q4_k,q4_k,q3_k", "q4_k,q4_k,q4_k,q4_k,,q4_k,q4_k"}) {
+    packed.formats = formats;
+    expect_refusal([&] { packed.run(); }, {"seven of plain, q8_0", formats});
+  }
+  packed.formats = "q4_k,q4_k,q4_k,q4_k,q4_k,q4_k,q6_k";
+  expect_refusal([&] { packed.run(); }, {"down packed as [256, bytes of 512 weights in q6_k]"});
 }
 
 Layer wide(int64_t rows, int64_t hidden, at::ScalarType dtype = at::kBFloat16) {

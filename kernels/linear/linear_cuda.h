@@ -4,6 +4,7 @@
 
 #include "kernels/common/gpu/few_rows.h"
 #include "kernels/common/gpu/launch.h"
+#include "kernels/common/gpu/packed_rows.h"
 #include "kernels/common/packing.h"
 #include "kernels/linear/sample.h"
 
@@ -42,6 +43,8 @@ struct PackedRows {
 };
 void packed_rows(const PackedRows& a, kernels::Stream stream);
 bool takes_packed_rows();  // on the current device: TMA, and shared memory for it
+// The same of few rows, faster: what fits_packed_rows() says yes to.
+void packed_few_rows(const kernels::gpu::PackedRows& a, kernels::Stream stream);
 
 // Rows of blocks as floating point, rounded once.
 struct Unpack {

@@ -1,4 +1,5 @@
-// Products of up to 32 rows with weights in ggml's blocks, read once and as they are, and blocks as floating point.
+// Products of up to 32 rows with weights in ggml's blocks, read once and as they are, and blocks as floating point; up
+// to 4 rows are packed_few.cu's where they fit.
 //
 // A block of threads makes 16 outputs at a time. One warp fetches rows of blocks by TMA into a ring in shared memory,
 // 2048 columns of all 16 at once; each of eight others takes 256 of these columns and multiplies by tensor cores: codes
@@ -277,12 +278,6 @@ void with_blocks(Packing packing, Fn fn) {
 }
 
 }  // namespace
-
-bool takes_packed_rows() {
-  constexpr int kShared = 160 << 10;  // of a block with its ring and the sums of 32 rows
-  return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 &&
-         attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() >= kShared;
-}
 
 void packed_rows(const PackedRows& a, Stream stream) {
   with_blocks(a.packing, [&]<Packing P>() {

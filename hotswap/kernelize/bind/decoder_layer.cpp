@@ -15,9 +15,15 @@ namespace hotswap::binding {
 namespace {
 
 struct DecoderOps {
-  explicit DecoderOps(const LayerOps& layer)
-      : forward(c10::Dispatcher::singleton().findSchemaOrThrow(layer.op("forward").c_str(), "")) {}
+  explicit DecoderOps(const LayerOps& layer) : forward(handle(layer.op("forward"))) {
+    const std::string op = layer.op("packed");
+    if (!op.empty()) packed = handle(op);
+  }
+  static c10::OperatorHandle handle(const std::string& op) {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), "");
+  }
   c10::OperatorHandle forward;
+  std::optional<c10::OperatorHandle> packed;  // takes the weights' formats
 };
 
 const Fields<DecoderLayerParts>& fields() {
@@ -53,12 +59,14 @@ const Fields<DecoderLayerParts>& fields() {
   return all;
 }
 
-// prefetch: whether the kernel may read weights before what ran on the device right before it has ended.
-Values arguments_of(const Tensor& x, const DecoderLayerParts& parts, bool prefetch) {
+// prefetch: whether the kernel may read weights before what ran on the device right before it has ended. formats: for
+// the op that takes them.
+Values arguments_of(const Tensor& x, const DecoderLayerParts& parts, bool prefetch, bool formats = false) {
   Values values;
-  values.reserve(fields().size() + 2);
+  values.reserve(fields().size() + 3);
   values.emplace_back(x);
   push_fields(values, parts, fields());
+  if (formats) values.emplace_back(parts.formats);
   values.emplace_back(prefetch);
   return values;
 }
@@ -76,6 +84,10 @@ DecoderLayerParts parts_of(const Values& values) {
 // So many rows are the kernel's; more go through the layer's parts.
 int64_t max_rows(const LayerOps& layer, const DecoderLayerParts& p) {
   using T = const Tensor&;
+  if (!p.formats.empty()) {
+    const auto op = typed_op<int64_t(T, T, T, T, T, T, T, T, T, std::string)>(layer, "packed_rows");
+    if (op) return below_autograd(*op, p.input_norm, p.q, p.k, p.v, p.o, p.post_norm, p.gate, p.up, p.down, p.formats);
+  }
   const auto op = typed_op<int64_t(T, T, T, T, T, T, T, T, T)>(layer, "rows");
   if (!op) return kMaxDecoderRows;
   return below_autograd(*op, p.input_norm, p.q, p.k, p.v, p.o, p.post_norm, p.gate, p.up, p.down);
@@ -115,9 +127,10 @@ void bind_decoder_layer(SlotBase& slot, const LayerOps& layer) {
   }
   const auto* ops = ops_of<DecoderOps>(layer);
   bind_slot<DecoderLayerForward>(slot, [ops, prefetch](const Tensor& x, const DecoderLayerParts& parts) {
-    Values stack = arguments_of(x, parts, prefetch);
+    const bool named = !parts.formats.empty() && ops->packed.has_value();
+    Values stack = arguments_of(x, parts, prefetch, named);
     const at::AutoDispatchBelowADInplaceOrView guard;
-    ops->forward.callBoxed(&stack);
+    (named ? *ops->packed : ops->forward).callBoxed(&stack);
     return stack[0].toTensor();
   });
 }
@@ -169,7 +182,12 @@ std::vector<Contract> decoder_layer_contracts() {
          "Tensor(b!) v_cache, Tensor position, float head_eps) -> Tensor"},
         {"rows",
          "(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, Tensor up, "
-         "Tensor down) -> int"}},
+         "Tensor down) -> int"},
+        {"packed",
+         optional_role("(Tensor x, " + schema_of(fields()) + ", str formats, bool weights_are_old=False) -> Tensor")},
+        {"packed_rows",
+         optional_role("(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, "
+                       "Tensor up, Tensor down, str formats) -> int")}},
        bind_decoder_layer,
        decoder_example,
        {.rows = 1, .dim = 512},

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "hotswap/base/error.h"
 #include "hotswap/models/trunk.h"
 
 namespace hotswap {
@@ -68,6 +69,7 @@ DecoderLayerParts DecoderStep::weights() const {
                       .eps = eps_,
                       .activation = activation_};
   parts_.attention.add_to(p);
+  p.formats = formats_;
   return p;
 }
 
@@ -75,6 +77,9 @@ void DecoderStep::tensors_changed() {
   SlotNeeds needs = slot_.needs();
   std::erase(needs.features, kAdapted);
   needs.weights = formats_of(products_);
+  formats_.clear();
+  for (const Linear* product : products_)
+    if (!needs.weights.empty()) formats_ += cat(formats_.empty() ? "" : ",", name_of(product->weight.format));
   if (!all_fuse(products_)) needs.features.emplace_back(kAdapted);
   slot_.set_needs(std::move(needs));
 }

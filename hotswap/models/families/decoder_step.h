@@ -32,7 +32,8 @@ class DecoderStep {
  private:
   DecoderLayerParts weights() const;
   Parts parts_;
-  std::vector<const Linear*> products_;  // of the parts
+  std::vector<const Linear*> products_;  // of the parts: q, k, v, o, gate, up, down
+  std::string formats_;                  // of these, where one of them is encoded
   double eps_;
   std::string activation_;  // "silu", "gelu_tanh", or another
   DecoderLayerSlot slot_;

@@ -5,10 +5,11 @@ import torch
 WIDE = r"few_rows_kernel<.*BFloat16, 8, "
 WIDER = False
 STORES_FEW = True
-CPU_ONLY = ("decoder_layer_rows",)  # looks at no number: a graph has nothing of it
+CPU_ONLY = ("decoder_layer_rows", "decoder_layer_packed_rows")  # looks at no number: a graph has nothing of it
 SPILLS = {  # of 64 registers, which leave room for the next launch beside it: two; where x of 16 rows is held, some more
     r"few_rows_kernel<.*, 16, ": 16,
     r"few_rows_held_kernel<": 72,
+    r"packed_rows_kernel<.*, 2, false": 16,
     r"attend_tiles_kernel<.*, 128, ": 52,  # of 128, for the same reason
 }
 
@@ -29,6 +30,25 @@ def cases(ops, random, names):
         return lambda: ops.decoder_layer(
             x, norm, q, None, k, None, v, None, None, None, cos, sin, *caches, at, o, None, post_norm, gate, None, up, None, down,
             None, 1e-6, 1e-6, dim**-0.5, -1, "silu", old,
+        )  # fmt: skip
+
+    def packed(rows, old):
+        hidden, ffn, dim = 1024, 3072, 128
+
+        def blocks(out, cols, size, factors):
+            made = torch.randint(0, 256, (out, cols // 256, size), dtype=torch.uint8, device=device)
+            made.view(torch.int16).view(out, cols // 256, size // 2)[..., factors] = 0x0C00  # 2^-12
+            return made.view(out, -1)
+
+        q4, q6 = (144, [0, 1]), (210, [104])
+        q, k, v = blocks(16 * dim, hidden, *q4), blocks(8 * dim, hidden, *q4), blocks(8 * dim, hidden, *q6)
+        o, gate, up = blocks(hidden, 16 * dim, *q4), blocks(ffn, hidden, *q4), blocks(ffn, hidden, *q4)
+        down, cos, sin = blocks(hidden, ffn, *q6), random(1, 1, dim), random(1, 1, dim)
+        x, norm, at = random(rows, 1, hidden), random(hidden), torch.full((1,), 60, device=device)
+        caches = [random(rows, 8, 70, dim).transpose(1, 2) for _ in range(2)]
+        return lambda: ops.decoder_layer_packed(
+            x, norm, q, None, k, None, v, None, None, None, cos, sin, *caches, at, o, None, norm, gate, None, up, None, down,
+            None, 1e-6, 1e-6, dim**-0.5, -1, "silu", "q4_k,q4_k,q6_k,q4_k,q4_k,q4_k,q6_k", old,
         )  # fmt: skip
 
     ids, length = torch.tensor([[3], [0], [1000]], device=device), torch.full((1,), 575, device=device)
@@ -55,6 +75,8 @@ def cases(ops, random, names):
         "decoder_layer, 16 rows": layer(16, 1024, 16, 8, 128, 3072, 300),
         "decoder_layer, 16 rows at their own positions": layer(16, 1024, 16, 8, 128, 3072, 300, by_row=True),
         "decoder_layer, 3 rows at their own positions": layer(3, 1024, 16, 8, 128, 3072, 300, by_row=True),
+        "decoder_layer_packed": packed(1, False),
+        "decoder_layer_packed, 4 rows, old weights": packed(4, True),
         "decoder_layer, 5 rows": layer(5, 576, 9, 3, 64, 1536, 40),
     }
 

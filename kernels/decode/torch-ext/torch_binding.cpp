@@ -1,11 +1,13 @@
 // The op of the decode package: schema, checks, rows. Nothing here waits for a GPU.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <vector>
 
 #include "kernels/common/torch/ops.h"
 #include "kernels/decode/decode_cpu.h"
 #include "kernels/decode/decode_cuda.h"
+#include "kernels/decode/packed_products.h"
 #include "kernels/decode/products.h"
 
 namespace decode {
@@ -19,6 +21,7 @@ using OptTensor = std::optional<Tensor>;
 
 constexpr const char *kOp = "decoder_layer", *kRows = "decoder_layer_rows", *kInputs = "decoder_inputs",
                      *kHeads = "decoder_heads";
+constexpr int kWeights = 7;  // q, k, v, o, gate, up, down
 // With more rows torch's own products of plain bfloat16 weights are faster, on a CPU with instructions for them; those
 // of other dtypes, and bfloat16 elsewhere, are slower up to kMaxRows: docs/notes/decode_gpu.md.
 constexpr int kMaxBfloat16Rows = 4;
@@ -35,6 +38,33 @@ const Table& table() {
   static const Table& chosen = HOTSWAP_CHOOSE_TABLE(decode);
   return chosen;
 }
+
+// The packings of a layer's weights, in the op's order: as named, or where no names are passed by the bytes of a row.
+class Packings {
+ public:
+  Packings(const std::string& names, const char* op) : named_(!names.empty()) {
+    size_t begin = 0;
+    for (int i = 0; named_ && i < kWeights; ++i) {
+      const size_t end = std::min(names.find(',', begin), names.size());
+      const std::string name = names.substr(std::min(begin, end), end - std::min(begin, end));
+      packings_[i] = kernels::packing_named(name);
+      check(
+          (packings_[i] != kernels::Packing::kNone || name == "plain") && (end == names.size()) == (i == kWeights - 1),
+          op, ": expected the formats of q, k, v, o, gate, up and down, seven of plain, ", kernels::kPackingNames,
+          ", separated by commas; got \"", names, "\"; pass one for each weight");
+      begin = end + 1;
+    }
+  }
+  bool named() const { return named_; }
+  kernels::Packing of(int weight, const Tensor& t, int64_t in) const {
+    if (named_) return packings_[weight];
+    return t.dim() == 2 ? kernels::packing_of(in, t.size(1)) : kernels::Packing::kNone;
+  }
+
+ private:
+  bool named_;
+  std::array<kernels::Packing, kWeights> packings_{};
+};
 
 struct Rope {
   const void *cos, *sin;
@@ -59,20 +89,26 @@ struct Call {
           "], contiguous; got ", shape_of(*t), "; check the layer's sizes");
     return t->data_ptr();
   }
-  Weight weight(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name) const {
-    if (t.scalar_type() == kernels::ScalarType::Byte) return packed(t, bias, out, in, name);
+  Weight weight(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name,
+                const Packings& packings, int which) const {
+    if (t.scalar_type() == kernels::ScalarType::Byte) return packed(t, bias, out, in, name, packings, which);
     same(t, name);
-    check(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), kOp,
+    check(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), op,
           ": expected ", name, " [", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ",
           shape_of(t), "; check the layer's sizes");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0)};
   }
-  Weight packed(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name) const {
-    kernels::check_device(t, device, kOp);
-    const auto packing = t.dim() == 2 ? kernels::packing_of(in, t.size(1)) : kernels::Packing::kNone;
-    check(device.is_cpu() && packing != kernels::Packing::kNone && (out == 0 || t.size(0) == out) && t.stride(1) == 1,
-          kOp, ": expected ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
-          " weights in Q8_0, Q4_0 or Q4_1] on the CPU; got ", shape_of(t), " on ", device,
+  Weight packed(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name,
+                const Packings& packings, int which) const {
+    kernels::check_device(t, device, op);
+    const kernels::Packing packing = packings.of(which, t, in);
+    const std::string_view format =
+        packings.named() ? kernels::kPackings[int(packing)].name : std::string_view("Q8_0, Q4_0 or Q4_1");
+    const bool fits = packing != kernels::Packing::kNone && t.dim() == 2 && in % kernels::packed_block(packing) == 0 &&
+                      t.size(1) == in / kernels::packed_block(packing) * kernels::packed_bytes(packing);
+    check((device.is_cpu() || packings.named()) && fits && (out == 0 || t.size(0) == out) && t.stride(1) == 1, op,
+          ": expected ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
+          " weights in ", format, packings.named() ? "]" : "] on the CPU", "; got ", shape_of(t), " on ", device,
           "; check the layer's sizes, or dequantise it");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0), packing};
   }
@@ -123,14 +159,15 @@ void run_cpu(const Layer& a) {
   });
 }
 
-Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tensor& q, const OptTensor& q_bias,
-                     const Tensor& k, const OptTensor& k_bias, const Tensor& v, const OptTensor& v_bias,
-                     const OptTensor& q_norm, const OptTensor& k_norm, const Tensor& cos, const Tensor& sin,
-                     const Tensor& k_cache, const Tensor& v_cache, const Tensor& position, const Tensor& o,
-                     const OptTensor& o_bias, const Tensor& post_norm, const Tensor& gate, const OptTensor& gate_bias,
-                     const Tensor& up, const OptTensor& up_bias, const Tensor& down, const OptTensor& down_bias,
-                     double eps, double head_eps, double scale, int64_t window, const std::string& activation,
-                     bool weights_are_old) {
+Tensor decoder_layer_packed(const Tensor& given_x, const Tensor& input_norm, const Tensor& q, const OptTensor& q_bias,
+                            const Tensor& k, const OptTensor& k_bias, const Tensor& v, const OptTensor& v_bias,
+                            const OptTensor& q_norm, const OptTensor& k_norm, const Tensor& cos, const Tensor& sin,
+                            const Tensor& k_cache, const Tensor& v_cache, const Tensor& position, const Tensor& o,
+                            const OptTensor& o_bias, const Tensor& post_norm, const Tensor& gate,
+                            const OptTensor& gate_bias, const Tensor& up, const OptTensor& up_bias, const Tensor& down,
+                            const OptTensor& down_bias, double eps, double head_eps, double scale, int64_t window,
+                            const std::string& activation, const std::string& formats, bool weights_are_old) {
+  const Packings packings(formats, kOp);
   check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": expected x [..., hidden] and k_cache [batch, capacity, ",
         "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache), "; unsqueeze what has too few");
   check(activation == "silu" || activation == "gelu_tanh", kOp, ": expected the activation silu or gelu_tanh; got \"",
@@ -148,18 +185,18 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
   a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
   a.input_norm = call.vector(input_norm, hidden, "input_norm");
   a.post_norm = call.vector(post_norm, hidden, "post_norm");
-  a.q = call.weight(q, q_bias, 0, hidden, "the queries' weight");
-  a.k = call.weight(k, k_bias, a.kv_heads * a.head_dim, hidden, "the keys' weight");
-  a.v = call.weight(v, v_bias, a.kv_heads * a.head_dim, hidden, "the values' weight");
+  a.q = call.weight(q, q_bias, 0, hidden, "the queries' weight", packings, 0);
+  a.k = call.weight(k, k_bias, a.kv_heads * a.head_dim, hidden, "the keys' weight", packings, 1);
+  a.v = call.weight(v, v_bias, a.kv_heads * a.head_dim, hidden, "the values' weight", packings, 2);
   a.heads = a.head_dim > 0 ? a.q.out / a.head_dim : 0;
   check(a.kv_heads > 0 && a.heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out &&
             a.heads % a.kv_heads == 0,
         kOp, ": expected query heads as wide as the cache's, ", a.head_dim, ", at least one and a multiple of its ",
         a.kv_heads, "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
-  a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight");
-  a.gate = call.weight(gate, gate_bias, 0, hidden, "gate");
-  a.up = call.weight(up, up_bias, a.gate.out, hidden, "up");
-  a.down = call.weight(down, down_bias, hidden, a.gate.out, "down");
+  a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight", packings, 3);
+  a.gate = call.weight(gate, gate_bias, 0, hidden, "gate", packings, 4);
+  a.up = call.weight(up, up_bias, a.gate.out, hidden, "up", packings, 5);
+  a.down = call.weight(down, down_bias, hidden, a.gate.out, "down", packings, 6);
   a.q_norm = call.vector(q_norm, a.head_dim, "q_norm");
   a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
   const Rope rope = call.rope(cos, sin, rows, a.head_dim);
@@ -187,6 +224,19 @@ Tensor decoder_layer(const Tensor& given_x, const Tensor& input_norm, const Tens
       },
       [&] { run_cpu(a); });
   return out;
+}
+
+Tensor decoder_layer(const Tensor& x, const Tensor& input_norm, const Tensor& q, const OptTensor& q_bias,
+                     const Tensor& k, const OptTensor& k_bias, const Tensor& v, const OptTensor& v_bias,
+                     const OptTensor& q_norm, const OptTensor& k_norm, const Tensor& cos, const Tensor& sin,
+                     const Tensor& k_cache, const Tensor& v_cache, const Tensor& position, const Tensor& o,
+                     const OptTensor& o_bias, const Tensor& post_norm, const Tensor& gate, const OptTensor& gate_bias,
+                     const Tensor& up, const OptTensor& up_bias, const Tensor& down, const OptTensor& down_bias,
+                     double eps, double head_eps, double scale, int64_t window, const std::string& activation,
+                     bool weights_are_old) {
+  return decoder_layer_packed(x, input_norm, q, q_bias, k, k_bias, v, v_bias, q_norm, k_norm, cos, sin, k_cache,
+                              v_cache, position, o, o_bias, post_norm, gate, gate_bias, up, up_bias, down, down_bias,
+                              eps, head_eps, scale, window, activation, /*formats=*/"", weights_are_old);
 }
 
 void run_cpu(const Heads& a) {
@@ -296,20 +346,29 @@ std::tuple<Tensor, Tensor, Tensor> decoder_inputs(const Tensor& ids, const Tenso
 
 // How many rows a host gives to decoder_layer and not to the layer's parts, which are faster with more; 0: none, and
 // none where tensors are such that decoder_layer would refuse them.
-int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
-                           const Tensor& post_norm, const Tensor& gate, const Tensor& up, const Tensor& down) {
+int64_t decoder_layer_packed_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v,
+                                  const Tensor& o, const Tensor& post_norm, const Tensor& gate, const Tensor& up,
+                                  const Tensor& down, const std::string& formats) {
+  const Packings packings(formats, kRows);
   const Device device = kernels::device_of(input_norm);
   bool served =
       input_norm.is_contiguous() && post_norm.is_contiguous() && post_norm.scalar_type() == input_norm.scalar_type();
-  int64_t packed = 0;
+  int which = 0, packed = 0;
   const auto weight = [&](const Tensor& t, int64_t in) -> Weight {
     kernels::check_device(t, device, kRows);
     check(t.dim() == 2, kRows, ": expected weights [out, in]; got ", shape_of(t), "; check the layer's sizes");
-    const bool is_packed = t.scalar_type() == kernels::ScalarType::Byte;
-    packed += is_packed;
-    served = served && (is_packed ? device.is_cpu() && kernels::packing_of(in, t.size(1)) != kernels::Packing::kNone
-                                  : t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1);
-    return {.data = t.data_ptr(), .bias = nullptr, .out = t.size(0), .stride = t.stride(0)};
+    const int index = which++;
+    Weight w{.data = t.data_ptr(), .bias = nullptr, .out = t.size(0), .stride = t.stride(0)};
+    if (t.scalar_type() == kernels::ScalarType::Byte) {
+      w.packing = packings.of(index, t, in);
+      ++packed;
+      served = served && (device.is_cpu() || packings.named()) && w.packing != kernels::Packing::kNone &&
+               t.stride(1) == 1 && in % kernels::packed_block(w.packing) == 0 &&
+               t.size(1) == in / kernels::packed_block(w.packing) * kernels::packed_bytes(w.packing);
+    } else {
+      served = served && t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1;
+    }
+    return w;
   };
   Layer a{};
   a.dtype = kernels::dtype_of(input_norm, kRows), a.hidden = input_norm.numel();
@@ -317,9 +376,19 @@ int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tens
   a.q = weight(q, a.hidden), a.k = weight(k, a.hidden), a.v = weight(v, a.hidden), a.o = weight(o, a.q.out);
   a.gate = weight(gate, a.hidden), a.up = weight(up, a.hidden), a.down = weight(down, a.gate.out);
   if (!served) return 0;
+  if (!device.is_cpu() && packed > 0) {
+    bool takes = false;
+    kernels::run_on(
+        device, [&](auto) { takes = cuda::takes_packed_rows(); }, [] {});
+    return takes ? cuda::supported_packed_rows(a) : 0;
+  }
   if (!device.is_cpu()) return cuda::paying_rows(a);
-  constexpr int64_t kWeights = 7;
   return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMaxBfloat16Rows : kMaxRows;
+}
+
+int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                           const Tensor& post_norm, const Tensor& gate, const Tensor& up, const Tensor& down) {
+  return decoder_layer_packed_rows(input_norm, q, k, v, o, post_norm, gate, up, down, /*formats=*/"");
 }
 
 constexpr std::array kOps{
@@ -329,6 +398,12 @@ constexpr std::array kOps{
         "Tensor(b!) v_cache, Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, "
         "Tensor? gate_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, "
         "float scale, int window, str activation, bool weights_are_old=False) -> Tensor"),
+    kernels::op<&decoder_layer_packed>(
+        "decoder_layer_packed(Tensor x, Tensor input_norm, Tensor q, Tensor? q_bias, Tensor k, Tensor? k_bias, "
+        "Tensor v, Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
+        "Tensor(b!) v_cache, Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, "
+        "Tensor? gate_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, "
+        "float scale, int window, str activation, str formats, bool weights_are_old=False) -> Tensor"),
     kernels::op<&decoder_inputs>("decoder_inputs(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> "
                                  "(Tensor x, Tensor row, Tensor place)"),
     kernels::op<&decoder_heads>(
@@ -336,7 +411,10 @@ constexpr std::array kOps{
         "Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor position, float head_eps) -> Tensor"),
     kernels::op<&decoder_layer_rows>(
         "decoder_layer_rows(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, "
-        "Tensor up, Tensor down) -> int")};
+        "Tensor up, Tensor down) -> int"),
+    kernels::op<&decoder_layer_packed_rows>(
+        "decoder_layer_packed_rows(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, "
+        "Tensor gate, Tensor up, Tensor down, str formats) -> int")};
 const kernels::Library<kOps> library;
 
 }  // namespace

@@ -40,6 +40,7 @@ def cases(ops, random, names):
 
     return {
         "packed_linear": lambda: ops.packed_linear(one, blocks, *beside, "q4_k", 1024, None),
+        "packed_linear, 4 rows": lambda: ops.packed_linear(many[:4], blocks, *beside, "q4_k", 1024, bias[:200]),
         "packed_linear, 16 rows": lambda: ops.packed_linear(many, blocks, *beside, "q4_k", 1024, bias[:200]),
         "packed_linear, 40 rows": lambda: ops.packed_linear(many.repeat(3, 1)[:40], blocks, *beside, "q4_k", 1024, None),
         "sample": lambda: ops.sample(logits, settings),

@@ -89,7 +89,25 @@ inline bool takes_packed_rows(const PackedCall& call) {
          call.x.cols <= INT32_MAX;
 }
 
+inline kernels::gpu::PackedRows few_packed_rows(const PackedCall& call, const Tensor& y) {
+  kernels::gpu::PackedRows a{};
+  a.dtype = call.dtype, a.packing = call.packing;
+  a.x = call.x.data, a.x_stride = call.x.stride, a.rows = int(call.x.rows), a.in = int(call.x.cols);
+  a.w[0] = {static_cast<const uint8_t*>(call.data.data_ptr()), call.bias ? call.bias->data_ptr() : nullptr,
+            call.data.stride(0), int(call.data.size(0))};
+  a.out = y.data_ptr(), a.out_stride = call.data.size(0);
+  return a;
+}
+
 inline Tensor packed_rows(const PackedCall& call, const Tensor& x, Tensor y) {
+  if (call.x.rows <= kernels::gpu::kMaxPackedRows && call.data.size(0) <= INT32_MAX) {
+    const kernels::gpu::PackedRows few = few_packed_rows(call, y);
+    if (kernels::gpu::fits_packed_rows(few)) {
+      kernels::run_on(
+          call.device, [&](auto stream) { cuda::packed_few_rows(few, stream); }, [] {});
+      return y;
+    }
+  }
   const bool aligned =
       reinterpret_cast<uintptr_t>(call.x.data) % 8 == 0 && (call.x.rows == 1 || call.x.stride % 4 == 0);
   const Tensor copy = aligned ? x : torch::stable::clone(torch::stable::reshape(x, {call.x.rows, call.x.cols}));
