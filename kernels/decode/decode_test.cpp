@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <limits>
+#include <map>
 
 #include "kernels/common/testing/packed_weight.h"
 #include "kernels/common/testing/testing.h"
@@ -284,15 +285,17 @@ std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
   size_t next = 0;
   const auto pack = [&](Tensor Layer::*weight, const std::string& packing) {
     const Tensor& like = packed.*weight;
-    // Of about the size that the plain ones have: numbers of four bits are 8 wide, of eight 128, and K types multiply
-    // them by scales up to 63 or 127.
+    // Of about the size that the plain ones have: what a scale and, where there is one, a minimum are multiplied by.
+    struct Size {
+      double codes, minimums;
+    };
+    static const std::map<std::string, Size> sizes = {{"Q8_0", {74, 0}},  {"Q4_0", {5, 0}},    {"Q4_1", {5, 1}},
+                                                      {"Q5_0", {10, 0}},  {"Q4_K", {400, 53}}, {"Q5_K", {800, 53}},
+                                                      {"Q6_K", {1400, 0}}};
     const double size = 1 / std::sqrt(double(like.size(1)));
-    const bool is_k = packing.ends_with("_K");
-    const double code = packing == "Q8_0" ? 74 : packing == "Q6_K" ? 1400 : is_k ? 400 : packing == "Q5_0" ? 10 : 5;
-    const PackedWeight w = random_weight(packing, like.size(0), like.size(1), size / code,
-                                         packing == "Q4_1" ? size
-                                         : is_k            ? size / 40
-                                                           : 0);
+    const auto& [codes, minimums] = sizes.at(packing);
+    const PackedWeight w =
+        random_weight(packing, like.size(0), like.size(1), size / codes, minimums == 0 ? 0 : size / minimums);
     packed.*weight = w.bytes.to(device());
     plain.*weight = w.numbers.to(device());
     std::string name = packing;
