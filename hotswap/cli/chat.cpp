@@ -32,11 +32,16 @@ GenerationConfig config_of(const Flags& flags) {
   return config;
 }
 
+ModelFlags one_sequence(ModelFlags flags) {
+  flags.few_rows = true;
+  return flags;
+}
+
 class Chat {
  public:
   explicit Chat(const Flags& flags)
       : config_(config_of(flags)),
-        source_(located(flags.model)),
+        source_(one_sequence(located(flags.model))),
         tokenizer_(load_tokenizer(source_)),
         template_(load_chat_template(source_)),
         model_(load_model(source_, flags.kernels)),

@@ -80,7 +80,8 @@ OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts, bool o
 
 void generate_verb(const Flags& flags) {
   std::optional<Tokenizer> tokenizer;
-  const ModelFlags source = located(flags.model);
+  ModelFlags source = located(flags.model);
+  source.few_rows = true;
   if (flags.ids.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
   const auto model = load_model(source, flags.kernels);
   const Rows prompts = prompt_rows(flags, source, tokenizer ? &*tokenizer : nullptr, model->config().vocab_size);

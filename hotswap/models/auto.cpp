@@ -31,7 +31,7 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
 }
 
 // Who says which kernel a Linear runs, wants its plain weights.
-// On a GPU only where it is requested: from 16 rows on products with plain weights are faster there.
+// On a GPU only where steps of few rows are what comes: from 16 rows on products with plain weights are faster there.
 bool keeps_formats(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
   if (options.keep_formats.value_or(false) && !is_gguf) {
     throw Error({.kind = ErrorKind::kUnsupported,
@@ -39,8 +39,8 @@ bool keeps_formats(const PretrainedOptions& options, bool is_gguf, const at::Dev
                  .got = "weights of another format",
                  .next = "leave keep_formats (--packed) unset"});
   }
-  return is_gguf &&
-         options.keep_formats.value_or(device.is_cpu() && asks_kernels(options) && !names(options, "Linear"));
+  return is_gguf && options.keep_formats.value_or((device.is_cpu() || options.few_rows) && asks_kernels(options) &&
+                                                  !names(options, "Linear"));
 }
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
@@ -69,6 +69,18 @@ constexpr const char *kHead = "lm_head.weight", *kEmbedding = "model.embed_token
 
 // Does the checkpoint hold a head that is not the embedding? As transformers has it, tie_word_embeddings does not hold
 // then: files that were saved under a tied config from a model with a head of its own are many.
+// Of a file that does not state one. A GGUF file's tensors are read as float32, whatever they are stored as; on a GPU,
+// whose kernels multiply 16 bits, only where it holds float32 throughout.
+at::ScalarType dtype_of_file(const Checkpoint& checkpoint, const at::Device& device) {
+  const GgufFile* gguf = checkpoint.gguf();
+  if (gguf == nullptr || device.is_cpu()) return checkpoint.first_dtype();
+  const bool only_float32 = std::all_of(gguf->names().begin(), gguf->names().end(), [&](const std::string& name) {
+    const GgufTensor& tensor = gguf->info(name);
+    return tensor.shape.size() < 2 || std::string_view(tensor.type->name) == "F32";
+  });
+  return only_float32 ? at::kFloat : at::kBFloat16;
+}
+
 bool has_head_of_its_own(const Checkpoint& checkpoint, at::ScalarType dtype) {
   return checkpoint.has(kHead) && checkpoint.has(kEmbedding) &&
          !at::equal(checkpoint.tensor(kHead, dtype), checkpoint.tensor(kEmbedding, dtype));
@@ -122,7 +134,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     load.dtype = dtype_from(options.dtype, "dtype");
   } else {
     load.dtype = is_gguf ? std::nullopt : config_dtype(config);
-    if (!load.dtype) load.dtype = checkpoint->first_dtype();
+    if (!load.dtype) load.dtype = dtype_of_file(*checkpoint, load.device);
   }
   if (model->config().tie_word_embeddings && has_head_of_its_own(*checkpoint, *load.dtype)) {
     log_warning(config.where(), " sets tie_word_embeddings, and ", checkpoint->where(), " holds a ", kHead,

@@ -19,13 +19,16 @@ struct PretrainedOptions {
   bool allow_all_kernels = false;             // kernels of the Hub run though their publisher is not a trusted one
   std::filesystem::path kernel_project = {};  // with hotswap.toml and kernels.lock; empty: HOTSWAP_PROJECT's
   std::string attn_implementation = {};       // sdpa, eager, a kernel (org/repo[@revision][:layer]); empty: the model's
-  std::string dtype = "auto";                 // what config.json says, else as stored; or float32, bfloat16, float16
-  std::string device_map = "cpu";             // "auto": a GPU where there is one; "cuda", "cuda:1", ...
+  // auto: what config.json says, else as stored, but of a quantised GGUF file on a GPU bfloat16; or float32, bfloat16,
+  // float16.
+  std::string dtype = "auto";
+  std::string device_map = "cpu";                       // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
   // A GGUF file's weights of projections and embedding keep their format where it is a packed one: less to read, and
   // nothing to train.
-  // Unset: where kernels are asked for, on the CPU, and every layer that uses the weight has one.
+  // Unset: where kernels are asked for, on the CPU or with few_rows, and every layer that uses the weight has one.
   std::optional<bool> keep_formats = std::nullopt;
+  bool few_rows = false;               // what it will generate is one sequence, or a few
   std::string revision = "main";       // branch, tag or commit of a model of the Hub
   std::filesystem::path adapter = {};  // a LoRA adapter of peft: its folder, or org/name (CausalLM::load_adapter)
 };

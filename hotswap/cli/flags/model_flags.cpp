@@ -65,12 +65,14 @@ void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
 void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   add_tokenizer_flags(verb, flags);
   verb.add_option("--device", flags.device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
-  verb.add_option("--dtype", flags.dtype, "float32, bfloat16, float16, or auto: as in config.json")
+  verb.add_option("--dtype", flags.dtype,
+                  "float32, bfloat16, float16, or auto: as in config.json; of a quantised GGUF file float32,\n"
+                  "on a GPU bfloat16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
   verb.add_option("--packed", flags.packed,
-                  "A GGUF file's weights stay packed in memory where their type can: on, off, or auto: on the CPU,\n"
-                  "where kernels are asked for and have such products")
+                  "A GGUF file's weights stay packed in memory where their type can: on, off, or auto: where kernels\n"
+                  "are asked for and have such products, on the CPU, and on a GPU in chat and generate")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   verb.add_option(
@@ -100,6 +102,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .device_map = flags.device,
                             .revision = flags.revision,
                             .adapter = flags.adapter};
+  options.few_rows = flags.few_rows;
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
   if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
