@@ -16,7 +16,7 @@ from pathlib import Path
 
 LIMIT = 64 << 20
 HERE = Path(__file__).resolve().parent
-NO_GPU_IN_THEM = {"base_test", "hub_test", "tokenizers_test", "chat_test", "cli_test"}
+NO_GPU_IN_THEM = {"base_test", "hub_test", "tokenizers_test", "chat_test", "cli_test", "cli_hub_test"}
 # What tests read of the checkout: scripts that compute what they compare with, the licence that these train on, what packages
 # say of themselves.
 SOURCES = ("LICENSE", "hotswap/**/*.py", "kernels/*/build.toml", "kernels/*/tests/gpu_cases.py", "kernels/common/tests/test_cuda.py")
