@@ -53,11 +53,13 @@ FOLDERS = {
         ".": {"names", "net", "cache", "package", "sign", "serve"},
     },
     "hotswap/kernelize": {
-        "bind": set(),
-        "package": {"bind"},
-        "foreign": {"bind", "package"},
+        "contract": set(),
+        "bind": {"contract"},
+        "example": {"contract"},
+        "package": {"contract"},
+        "foreign": {"contract", "package"},
         "testdata": set(),  # libraries of their own
-        ".": {"bind", "package", "foreign"},
+        ".": {"contract", "package", "foreign"},
     },
     "hotswap/chat": {
         "jinja": set(),
@@ -225,6 +227,9 @@ def self_test() -> None:
         "hotswap/hub/cache/a.h": '#include "hotswap/hub/hub.h"',
         "hotswap/layers/a.h": '#include "hotswap/kernelize/mode.h"',
         "hotswap/kernelize/bind/a.h": '#include "hotswap/kernelize/package/package.h"',
+        "hotswap/kernelize/bind/c.cpp": '#include "hotswap/kernelize/example/example.h"',
+        "hotswap/kernelize/example/a.cpp": '#include "hotswap/kernelize/bind/regular.h"',
+        "hotswap/kernelize/contract/a.cpp": '#include "hotswap/kernelize/bind/regular.h"',
         "hotswap/kernelize/package/a.cpp": '#include "hotswap/kernelize/foreign/foreign.h"',
         "hotswap/kernelize/foreign/a.cpp": '#include "hotswap/kernelize/resolve.h"',
         "hotswap/kernelize/attic/a.cpp": '#include "hotswap/kernelize/resolve.h"',
@@ -268,7 +273,7 @@ def self_test() -> None:
     good = {
         "hotswap/base/long.cpp": "\n" * MOST_LINES,
         "hotswap/cli/kernel/bench.cpp": '#include "hotswap/cli/bench/ops.h"',
-        "hotswap/kernelize/package/package.cpp": '#include "hotswap/kernelize/bind/contract.h"',
+        "hotswap/kernelize/package/package.cpp": '#include "hotswap/kernelize/contract/contract.h"',
         "hotswap/kernelize/bind/a_test.cpp": '#include "hotswap/kernelize/resolve.h"',
         "kernels/norm/norm.h": "",
         "kernels/norm/norm_cuda.h": '#include "kernels/norm/norm.h"',

@@ -20,7 +20,7 @@ OTHER_ADAPTERS = "hotswap/kernelize/foreign/"  # of packages that were not made 
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"//[^\n]*")
 NOT_TOUCHED = {
-    "hotswap/kernelize/bind/contract.h": "a list that is closed: what packages of before called packed",
+    "hotswap/kernelize/contract/contract.h": "a list that is closed: what packages of before called packed",
     "kernels/decode/layers.json": "another op that takes weights",
 }
 OF_STEPS = re.compile(r"captur|cuda.?graph|device_length|weights_are_old|prefetch", re.IGNORECASE)

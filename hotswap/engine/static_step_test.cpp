@@ -67,11 +67,11 @@ std::vector<Ids> by_static_steps(CausalLM& model, std::optional<size_t> idle) {
 int64_t use_only_heads(CausalLM& model, int64_t& calls) {
   int64_t found = 0;
   model.each_slot([&](const std::string&, SlotBase& slot) {
-    auto* layer = dynamic_cast<DecoderLayerSlot*>(&slot);
-    if (layer == nullptr || !layer->heads) return;
+    const auto inner = slot.op<WriteHeads>();
+    if (!inner) return;
     ++found;
-    layer->set_max_rows(0);
-    layer->heads = [inner = layer->heads, &calls](const DecoderHeads& heads) { return ++calls, inner(heads); };
+    slot.bind_op<ServedRows>([] { return int64_t{0}; });
+    slot.bind_op<WriteHeads>([inner, &calls](const DecoderHeads& heads) { return ++calls, inner(heads); });
   });
   return found;
 }

@@ -101,10 +101,10 @@ TEST(UniformStep, BeginsByTheFusedStepOfTheModel) {
   EXPECT_EQ(tiny("gemma2", at::kCPU, at::kFloat, 16)->fused_step(), nullptr);
   int64_t calls = 0, slots = 0;
   model->each_slot([&](const std::string&, SlotBase& slot) {
-    auto* layer = dynamic_cast<DecoderLayerSlot*>(&slot);
+    auto* layer = slot.as<DecoderLayerForward>();
     if (layer == nullptr || slots++ > 0) return;  // the first layer's is the one that is asked
-    ASSERT_TRUE(layer->takes(2));
-    layer->inputs = [&calls](const auto&... arguments) { return ++calls, inputs_of(arguments...); };
+    ASSERT_TRUE(takes_rows(*layer, 2));
+    layer->bind_op<BeginStep>([&calls](const auto&... arguments) { return ++calls, inputs_of(arguments...); });
   });
   const std::vector<Ids> got = greedy_steps(*model);
   EXPECT_EQ(calls, kNew);

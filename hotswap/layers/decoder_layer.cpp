@@ -79,4 +79,17 @@ Tensor stock::decoder_layer(const Tensor& x, const DecoderLayerParts& p) {
   return h + product(kDown, gated, p.down, p.down_bias);
 }
 
+SlotBase::Weights weights_by_name(const DecoderLayerParts& p) {
+  return {{{"input_norm", p.input_norm},
+           {"q", p.q},
+           {"k", p.k},
+           {"v", p.v},
+           {"o", p.o},
+           {"post_norm", p.post_norm},
+           {"gate", p.gate},
+           {"up", p.up},
+           {"down", p.down}},
+          p.formats};
+}
+
 }  // namespace hotswap

@@ -5,7 +5,7 @@
 
 #include <functional>
 #include <string>
-#include <utility>
+#include <string_view>
 
 #include "hotswap/layers/slot.h"
 
@@ -45,10 +45,13 @@ struct DecoderInputs {
   Tensor row;       // [1, 1, 2 head_dim]: cos and sin at the new ones' position
   Tensor position;  // a copy of it, [1]
 };
-// ids: [batch, 1] int64; embedding: [vocab, hidden]; rope: [positions, 2 head_dim]; position: [1] int64, of all rows,
-// which becomes the next one
-using DecoderInputsForward = DecoderInputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
-                                           const Tensor& position);
+// A role of decoder_layer/1. ids: [batch, 1] int64; embedding: [vocab, hidden]; rope: [positions, 2 head_dim];
+// position: [1] int64, of all rows, which becomes the next one
+struct BeginStep {
+  static constexpr std::string_view kRole = "inputs";
+  using Signature = DecoderInputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
+                                  const Tensor& position);
+};
 
 // Where the whole layer's kernel does not serve a batch: what stands between the products of a layer's attention and
 // the attention itself, by one kernel.
@@ -58,37 +61,32 @@ struct DecoderHeads {
   Tensor cos, sin, k_cache, v_cache, position;
   double head_eps = 1e-6;
 };
-// -> the queries, [batch, 1, heads, head_dim]; the keys and values are in the cache
-using DecoderHeadsForward = Tensor(const DecoderHeads& heads);
+// A role of decoder_layer/1 -> the queries, [batch, 1, heads, head_dim]; the keys and values are in the cache
+struct WriteHeads {
+  static constexpr std::string_view kRole = "heads";
+  using Signature = Tensor(const DecoderHeads& heads);
+};
 
-// The largest batch that the contract's kernels take; by its weights a kernel may take fewer rows.
+// The maximum batch of the contract's kernels; by a layer's weights a kernel may take fewer rows.
 constexpr int64_t kMaxDecoderRows = 16;
 
-// Knows its layer's weights, so that a kernel can say how many rows of such a layer it is to be given.
-class DecoderLayerSlot : public Slot<DecoderLayerForward> {
- public:
-  // weights: the parts without what a call brings, as they are when it is asked.
-  DecoderLayerSlot(Module* owner, SlotNeeds needs, std::function<DecoderLayerParts()> weights)
-      : Slot(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, std::move(needs)),
-        weights_(std::move(weights)) {}
-  DecoderLayerParts weights() const { return weights_(); }
-  void set_max_rows(int64_t rows) { max_rows_ = rows; }
-  bool takes(int64_t rows) const { return bound() && rows <= max_rows_; }
-  // Rows whose new tokens are at positions of their own: feature "row_positions".
-  bool takes_row_positions() const { return row_positions_; }
-  void set_row_positions(bool takes) { row_positions_ = takes; }
-  void unbind() override {
-    Slot::unbind();
-    inputs = nullptr;
-    heads = nullptr;
-  }
-  std::function<DecoderInputsForward> inputs;  // these two empty: the kernel has no such op
-  std::function<DecoderHeadsForward> heads;
-
- private:
-  std::function<DecoderLayerParts()> weights_;
-  int64_t max_rows_ = kMaxDecoderRows;
-  bool row_positions_ = false;
+// A role of decoder_layer/1: how many rows the bound kernel serves with the weights that the layer had when it was
+// bound. Bound with every kernel.
+struct ServedRows {
+  static constexpr std::string_view kRole = "rows";
+  using Signature = int64_t();
 };
+
+using DecoderLayerSlot = Slot<DecoderLayerForward>;
+// Without a kernel none.
+inline bool takes_rows(const DecoderLayerSlot& slot, int64_t rows) {
+  const auto& served = slot.op<ServedRows>();
+  return served && rows <= served();
+}
+// Rows whose new tokens are at positions of their own.
+constexpr const char* kRowPositions = "row_positions";  // a claim
+
+// The weights by which a kernel decides, under the names of the contract.
+SlotBase::Weights weights_by_name(const DecoderLayerParts& parts);
 
 }  // namespace hotswap

@@ -75,7 +75,7 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
 Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) const {
   const RotaryTables& rope = context.rope_of(options_.sliding_window > 0);
   const SequenceInfo& sequence = context.attention.sequence();
-  const bool fits = layer_slot_ != nullptr && layer_slot_->bound() && layer_slot_->heads && x.size(1) == 1 &&
+  const bool fits = layer_slot_ != nullptr && layer_slot_->op<WriteHeads>() && x.size(1) == 1 &&
                     context.memory != nullptr && context.position.defined() && sequence.positions.defined() &&
                     !sequence.padding.defined() && !at::GradMode::is_enabled() &&
                     rope.cos.size(-1) == options_.head_dim && rope.cos.scalar_type() == x.scalar_type();
@@ -96,7 +96,7 @@ Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) 
     heads.q_norm = q_norm_->weight, heads.k_norm = k_norm_->weight;
     heads.head_eps = options_.qk_norm->eps;
   }
-  const Tensor q = layer_slot_->heads(heads);
+  const Tensor q = layer_slot_->op<WriteHeads>()(heads);
   return o_proj_.forward(attention_(q, k, v, attention_options_, context.attention).reshape({batch, 1, -1}));
 }
 
@@ -167,7 +167,7 @@ const char* stock_attention_of(Module& module) {
 
 void set_stock_attention(Module& module, const AttentionKind& kind) {
   module.each_slot([&](const std::string&, SlotBase& slot) {
-    if (auto* attention = dynamic_cast<Slot<AttentionForward>*>(&slot)) attention->set_stock(kind.forward);
+    if (auto* attention = slot.as<AttentionForward>()) attention->set_stock(kind.forward);
   });
 }
 

@@ -24,15 +24,26 @@
 namespace hotswap {
 
 // What a slot needs of a kernel beside its contract and its tensors' dtypes; a kernel that does not claim it stays out,
-// with the reason in the report. Names are those that the contract knows (kernelize/bind/contract.h).
+// with the reason in the report. Names are those that the contract knows (kernelize/contract/contract.h).
 struct SlotNeeds {
   std::vector<std::string> features;                    // "window"
   std::map<std::string, std::vector<int64_t>> numbers;  // "head_dims" -> {64}, or the pair {192, 128}
   std::vector<std::string> weights = {};                // formats of the weights that it multiplies by: "q8_0"
 };
 
+template <typename Signature>
+class Slot;
+
 class SlotBase {
  public:
+  // What a layer multiplies by, under the names of its contract's arguments, and as what, where an op of the contract
+  // takes formats.
+  struct Weights {
+    std::map<std::string, Tensor> tensors;
+    std::string formats = {};
+    const Tensor& at(const std::string& name) const { return tensors.at(name); }
+  };
+
   SlotBase(Module* owner, std::string layer, std::string contract, SlotNeeds needs = {});
   virtual ~SlotBase() = default;
   SlotBase(const SlotBase&) = delete;
@@ -43,6 +54,9 @@ class SlotBase {
   const SlotNeeds& needs() const { return needs_; }
   void set_needs(SlotNeeds needs) { needs_ = std::move(needs); }
   virtual bool bound() const = 0;
+  // This slot by the type of its forward; null where that is another.
+  template <typename Signature>
+  Slot<Signature>* as();
   virtual void unbind() {
     ops_.clear();
     claims_.clear();
@@ -65,9 +79,15 @@ class SlotBase {
     return none;
   }
   template <typename Role>
-  void bind_op(std::function<typename Role::Signature> function) {
+  void bind_op(std::function<typename Role::Signature> function) {  // in place of an earlier one
+    std::erase_if(ops_, [](const auto& op) { return op.first == Role::kRole; });
     ops_.emplace_back(Role::kRole, std::move(function));
   }
+  // Of a layer whose kernels decide by its weights how many rows they serve: `weights` returns them as they are then.
+  // Empty: a slot outside of a model.
+  void set_weights(std::function<Weights()> weights) { weights_ = std::move(weights); }
+  bool has_weights() const { return static_cast<bool>(weights_); }
+  Weights weights() const { return weights_(); }
   // Does what runs here wait for the device in the middle of a step? The stock forward where the layer says so, a
   // kernel where its package does.
   bool needs_host_sync() const { return bound() ? kernel_syncs_ : stock_syncs_; }
@@ -84,10 +104,8 @@ class SlotBase {
   bool stock_syncs_ = false, kernel_syncs_ = false;
   std::vector<std::pair<std::string_view, std::any>> ops_;  // few: looked through
   std::set<std::string> claims_;
+  std::function<Weights()> weights_;
 };
-
-template <typename Signature>
-class Slot;
 
 template <typename R, typename... Args>
 class Slot<R(Args...)> : public SlotBase {
@@ -111,5 +129,10 @@ class Slot<R(Args...)> : public SlotBase {
  private:
   Forward stock_, bound_;
 };
+
+template <typename Signature>
+Slot<Signature>* SlotBase::as() {
+  return dynamic_cast<Slot<Signature>*>(this);
+}
 
 }  // namespace hotswap

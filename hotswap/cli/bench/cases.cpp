@@ -9,7 +9,7 @@
 #include <map>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/config.h"
 
@@ -178,8 +178,8 @@ OpCase make_case(const std::string& op, const CaseSize& size) {
   }
   const auto& [manifest, layer_name, role] = found->second;
   const PackageLayer& layer = load_package(*manifest).layer(layer_name);
-  const Contract& contract = layer.contract();
-  auto example = contract.example(layer_name, size.large ? contract.large : contract.small);
+  const ContractExample& maker = example_of(layer.contract());
+  auto example = maker.make(layer_name, size.large ? maker.large : maker.small);
   if (!example) {
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = cat("an example of ", layer.str()),

@@ -22,7 +22,7 @@
 #include "hotswap/cli/print/table.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/hub/names/text.h"
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/hub_kernels.h"
 #include "hotswap/kernelize/package/device.h"
@@ -192,7 +192,7 @@ Measured measure_package(const Package& package, const Flags& flags) {
       measured.skipped.emplace_back(name, "has no kernel for " + flags.device);
       continue;
     }
-    const auto example = layer.contract().example(name, flags.size);
+    const auto example = example_of(layer.contract()).make(name, flags.size);
     if (!example) {
       measured.skipped.emplace_back(name, example.why());
       continue;

@@ -1,58 +1,15 @@
 // activation/1, act_and_mul/1
 #include "hotswap/layers/activation.h"
 
-#include <ATen/TensorOperators.h>
-
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/regular.h"
 
 namespace hotswap::binding {
-namespace {
-
-using Stock = Tensor (*)(const Tensor&);
-
-// The contract says not which function a layer computes; its name does.
-Result<Stock> stock_of(const std::string& layer) {
-  static const std::map<std::string, const char*> names = {{"Silu", "silu"},
-                                                           {"Gelu", "gelu"},
-                                                           {"SiLU", "silu"},
-                                                           {"GeLU", "gelu"},
-                                                           {"GeluTanh", "gelu_pytorch_tanh"},
-                                                           {"NewGELU", "gelu_new"},
-                                                           {"FastGELU", "gelu_fast"},
-                                                           {"QuickGELU", "quick_gelu"},
-                                                           {"ReLUSquared", "relu2"},
-                                                           {"SiluAndMul", "silu"},
-                                                           {"GeluAndMul", "gelu"},
-                                                           {"GeluTanhAndMul", "gelu_pytorch_tanh"}};
-  const auto found = names.find(layer);
-  if (found == names.end()) return Reason{cat("no stock activation is known by the name ", layer)};
-  return activation_kind(found->second, "an example").stock;
-}
-
-Result<Example> activation_example(const std::string& layer, const ExampleSize& size) {
-  const auto act = stock_of(layer);
-  if (!act) return Reason{act.why()};
-  return make_example<ActivationForward>(*act, {random({size.rows, size.dim})});
-}
-
-Result<Example> act_and_mul_example(const std::string& layer, const ExampleSize& size) {
-  const auto act = stock_of(layer);
-  if (!act) return Reason{act.why()};
-  const auto stock = [act = *act](const Tensor& x) {
-    const auto halves = x.chunk(2, -1);
-    return act(halves[0]) * halves[1];
-  };
-  return make_example<ActivationForward>(stock, {random({size.rows, 2 * size.dim})});
-}
-
-}  // namespace
-
 std::vector<Contract> activation_contracts() {
   const std::map<std::string, Role> roles = {{"forward", "(Tensor x) -> Tensor y"},
                                              {"forward_train", "(Tensor x) -> Tensor y"},
                                              {"backward", "(Tensor dy, Tensor x) -> Tensor dx"}};
-  return {{"activation/1", roles, bind_regular<ActivationForward>, activation_example},
-          {"act_and_mul/1", roles, bind_regular<ActivationForward>, act_and_mul_example}};
+  return {{"activation/1", roles, bind_regular<ActivationForward>},
+          {"act_and_mul/1", roles, bind_regular<ActivationForward>}};
 }
 
 }  // namespace hotswap::binding

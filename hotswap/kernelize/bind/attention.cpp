@@ -17,10 +17,8 @@
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
-
 #include "hotswap/kernelize/bind/bind_impl.h"
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/contract/arguments.h"
 
 namespace hotswap::binding {
 namespace {
@@ -57,6 +55,15 @@ struct Rows {
   Tensor used_k = {};  // [sequences] int32: keys of each from its beginning on; undefined: all
 };
 
+const Fields<Rows>& row_fields() {
+  static const Fields<Rows> fields = {{"Tensor cu_seqlens_q", &Rows::cu_q},
+                                      {"Tensor cu_seqlens_k", &Rows::cu_k},
+                                      {"Tensor? seqused_k", &Rows::used_k},
+                                      {"int max_seqlen_q", &Rows::max_q},
+                                      {"int max_seqlen_k", &Rows::max_k}};
+  return fields;
+}
+
 struct AttentionCall {
   const AttentionOps* ops;
   AttentionOptions options;
@@ -65,13 +72,8 @@ struct AttentionCall {
 };
 
 void push_options(Values& stack, const AttentionCall& call) {
-  if (call.rows) {
-    const Rows& r = *call.rows;
-    stack.insert(stack.end(), {r.cu_q, r.cu_k, optional(r.used_k), r.max_q, r.max_k});
-  }
-  const AttentionOptions& o = call.options;
-  stack.insert(stack.end(), {optional(o.sinks), optional(o.alibi_slopes), o.scale, o.causal, o.window_left,
-                             o.window_right, o.chunk, o.softcap});
+  if (call.rows) push_fields(stack, *call.rows, row_fields());
+  push(stack, call.options);
 }
 
 void call_below_autograd(const OperatorHandle& op, Values& stack) {
@@ -228,8 +230,6 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
   return run(call, q.squeeze(0), k.squeeze(0), v.squeeze(0)).unsqueeze(0);
 }
 
-constexpr int64_t kHeadDim = 64;
-
 void bind_attention(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<AttentionOps>(layer);
   bind_slot<AttentionForward>(slot,
@@ -237,44 +237,12 @@ void bind_attention(SlotBase& slot, const LayerOps& layer) {
                                     const AttentionMetadata& metadata) { return attend(ops, q, k, v, o, metadata); });
 }
 
-// Causal, with as many key heads as query heads: what every package of the contract has.
-Result<Example> attention_example(const std::string&, const ExampleSize& size) {
-  const int64_t heads = std::max<int64_t>(1, size.dim / kHeadDim);
-  const std::vector<int64_t> shape{1, size.rows, heads, kHeadDim};
-  const double scale = 1 / std::sqrt(static_cast<double>(kHeadDim));
-  const auto attention = [scale](const auto& forward) -> ExampleForward {
-    return [scale, forward](const Values& a) {
-      return Tensors{forward(a[0].toTensor(), a[1].toTensor(), a[2].toTensor(), AttentionOptions{.scale = scale},
-                             AttentionMetadata())};
-    };
-  };
-  Example example;
-  example.shape = join(shape, "x");
-  example.arguments = {random(shape), random(shape), random(shape)};
-  push_options(example.arguments, {nullptr, {.scale = scale}, std::nullopt});
-  example.trained = 3;
-  example.stock = attention(stock::sdpa);
-  example.exact = example.stock;  // torch's own, in the dtype that it is given
-  example.bound = [attention](const LayerOps& layer) {
-    const auto module = std::make_shared<BoundLayer<AttentionForward>>(layer, stock::sdpa);
-    return attention([module](const auto&... arguments) { return module->slot(arguments...); });
-  };
-  const auto pairs = static_cast<double>(size.rows) * static_cast<double>(size.rows + 1) / 2;
-  example.flops = 4 * pairs * static_cast<double>(heads * kHeadDim);
-  return example;
-}
-
 }  // namespace
 
 std::vector<Contract> attention_contracts() {
-  const std::string qkv = "Tensor q, Tensor k, Tensor v, ",
-                    sequences =
-                        "Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k, int max_seqlen_q, "
-                        "int max_seqlen_k, ",
-                    options =
-                        "Tensor? sinks, Tensor? alibi_slopes, float scale, bool causal, int window_left, "
-                        "int window_right, int chunk, float softcap",
-                    trained = qkv + "Tensor out, Tensor lse, Tensor? dlse, ", out_lse = ") -> (Tensor out, Tensor lse)",
+  const std::string qkv = "Tensor q, Tensor k, Tensor v, ", sequences = schema_of(row_fields()) + ", ",
+                    options = schema_of(attention_fields()), trained = qkv + "Tensor out, Tensor lse, Tensor? dlse, ",
+                    out_lse = ") -> (Tensor out, Tensor lse)",
                     gradients = ", bool deterministic) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)";
   return {
       {"attention/1",
@@ -290,9 +258,6 @@ std::vector<Contract> attention_contracts() {
              "Tensor? block_table, Tensor? cache_batch_idx, " +
              options + ", int num_splits" + out_lse)}},
        bind_attention,
-       attention_example,
-       {.rows = 128, .dim = 256},
-       {.rows = 2048, .dim = 1024},
        {"causal", "gqa", "window", "chunk", "softcap", "sinks", "alibi"},
        {"head_dims"}},
   };

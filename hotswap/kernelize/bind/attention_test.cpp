@@ -9,7 +9,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/bind/test_attention.h"
 #include "hotswap/layers/latent_attention.h"
 
@@ -305,7 +305,7 @@ TEST_F(BoundAttention, LatentAttention) {
 // What benchmarks time is right.
 TEST_F(BoundAttention, TheContractsExample) {
   const PackageLayer& layer = load_package(read_package(package_.variant(), {})).layer("attention");
-  const auto example = layer.contract().example("attention", {.rows = 5, .dim = 128});
+  const auto example = example_of(layer.contract()).make("attention", {.rows = 5, .dim = 128});
   ASSERT_TRUE(example);
   const Tensor want = example->exact(example->arguments).at(0);
   EXPECT_EQ(want.sizes(), at::IntArrayRef({1, 5, 2, 64}));

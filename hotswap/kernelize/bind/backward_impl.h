@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
 
 namespace hotswap::binding {
 

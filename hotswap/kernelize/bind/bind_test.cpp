@@ -129,7 +129,7 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
     for (const auto& [name, entry] : manifest.layers) {
       SCOPED_TRACE(cat(manifest.name, ":", name));
       const PackageLayer& layer = load_package(manifest).layer(name);
-      const auto made = layer.contract().example(name, {.rows = 5, .dim = 64, .out = 24});
+      const auto made = example_of(layer.contract()).make(name, {.rows = 5, .dim = 64, .out = 24});
       const Example& example = *made;
       Tensors inputs;
       const auto is_input = [](const c10::IValue& value) {

@@ -16,11 +16,11 @@ using test_support::PackageCopy;
 // Two heads of 64, one of them keys', and ffn 96.
 struct Decoder : Module {
   explicit Decoder(at::ScalarType type = at::kFloat, at::ScalarType norm_type = at::kFloat)
-      : slot(this,
+      : slot(this, "DecoderLayer", "decoder_layer/1", stock::decoder_layer,
              {.features = {"silu"},
               .numbers = {{"head_dims", {64}}, {"group_sizes", {2}}},
-              .weights = {"plain", "q8_0"}},
-             [this] { return parts; }) {
+              .weights = {"plain", "q8_0"}}) {
+    slot.set_weights([this] { return weights_by_name(parts); });
     const auto weight = [&](int64_t out, int64_t in) { return at::randn({out, in}, type); };
     parts.input_norm = parts.post_norm = at::ones({64}, norm_type);
     parts.q = weight(128, 64), parts.k = parts.v = weight(64, 64), parts.o = weight(64, 128);
@@ -44,37 +44,37 @@ KernelRow row_of(Decoder& model, const KernelOptions& options = {}) {
   return report.rows[0];
 }
 
-TEST(DecoderLayerSlot, TakesAsManyRowsAsThePackageSaysAndTheReportSaysSo) {
+TEST(DecoderLayer, TakesAsManyRowsAsThePackageSaysAndTheReportSaysSo) {
   Decoder model(at::kBFloat16, at::kBFloat16);
-  EXPECT_FALSE(model.slot.takes(1)) << "nothing is bound";
+  EXPECT_FALSE(takes_rows(model.slot, 1)) << "nothing is bound";
   const int64_t most = __builtin_cpu_supports("avx512bf16") ? 4 : 16;  // kernels/decode/CARD.md
   EXPECT_EQ(row_of(model).reason, cat("up to ", most, " rows, more by its parts"));
-  EXPECT_TRUE(model.slot.takes(most));
-  EXPECT_FALSE(model.slot.takes(most + 1));
+  EXPECT_TRUE(takes_rows(model.slot, most));
+  EXPECT_FALSE(takes_rows(model.slot, most + 1));
   model.pack();
   EXPECT_EQ(row_of(model).reason, "up to 16 rows, more by its parts");
-  EXPECT_TRUE(model.slot.takes(16));
-  EXPECT_FALSE(model.slot.takes(17));
+  EXPECT_TRUE(takes_rows(model.slot, 16));
+  EXPECT_FALSE(takes_rows(model.slot, 17));
   unkernelize(model);
-  EXPECT_FALSE(model.slot.takes(1));
+  EXPECT_FALSE(takes_rows(model.slot, 1));
 }
 
-TEST(DecoderLayerSlot, StaysStockWhereThePackageSaysNone) {
+TEST(DecoderLayer, StaysStockWhereThePackageSaysNone) {
   Decoder model(at::kFloat, at::kHalf);
   const KernelRow row = row_of(model);
   expect_has(row.reason, {"decode:DecoderLayer serves no batch", "widths and dtypes"});
   EXPECT_TRUE(row.by_choice) << "strict asks for the parts";
-  EXPECT_FALSE(model.slot.takes(1));
+  EXPECT_FALSE(takes_rows(model.slot, 1));
 }
 
-TEST(DecoderLayerSlot, APackageThatSaysNothingIsGivenWhatTheContractAllows) {
+TEST(DecoderLayer, APackageThatSaysNothingIsGivenWhatTheContractAllows) {
   PackageCopy copy("decode");
   copy.edit_layers([](nlohmann::ordered_json& json) { json["layers"]["DecoderLayer"]["ops"].erase("rows"); });
   Decoder model(at::kBFloat16, at::kBFloat16);
   const KernelConfig config{.kernel_mapping = {{"DecoderLayer", KernelChoice(copy.root().string() + ":DecoderLayer")}},
                             .use_local_kernel = true};
   EXPECT_EQ(row_of(model, {.config = config}).reason, "up to 16 rows, more by its parts");
-  EXPECT_TRUE(model.slot.takes(kMaxDecoderRows));
+  EXPECT_TRUE(takes_rows(model.slot, kMaxDecoderRows));
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
 #include "hotswap/kernelize/bind/test_bind.h"
 
 namespace hotswap {

@@ -3,55 +3,17 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/any.h>
-#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ne.h>
-#include <ATen/ops/randint.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
-#include "hotswap/kernelize/bind/example.h"
-#include "hotswap/kernelize/bind/fields.h"
+#include "hotswap/kernelize/contract/arguments.h"
 
-namespace hotswap {
-
-namespace {
-
-// Options, and what came after them: train ops of linear_cross_entropy/1 have more between the two.
-const binding::Fields<CrossEntropyOptions>& option_fields() {
-  using O = CrossEntropyOptions;
-  static const binding::Fields<O> fields = {{"int ignore_index", &O::ignore_index},
-                                            {"float label_smoothing", &O::label_smoothing},
-                                            {"float softcap", &O::softcap},
-                                            {"float z_loss", &O::z_loss},
-                                            {"str reduction", &O::reduction}};
-  return fields;
-}
-
-const binding::Fields<CrossEntropyOptions>& weight_fields() {
-  using O = CrossEntropyOptions;
-  static const binding::Fields<O> fields = {{"Tensor? class_weight=None", &O::class_weight},
-                                            {"bool token_scaling=False", &O::token_scaling}};
-  return fields;
-}
-
-}  // namespace
-
-static void push(binding::Values& values, const CrossEntropyOptions& o) {
-  binding::push_fields(values, o, option_fields());
-  binding::push_fields(values, o, weight_fields());
-}
-
-static void take(const binding::Values& values, size_t& next, CrossEntropyOptions& out) {
-  binding::take_fields(values, next, out, option_fields());
-  binding::take_fields(values, next, out, weight_fields());  // an example may come without them
-}
-
-namespace binding {
+namespace hotswap::binding {
 namespace {
 
 using torch::autograd::Function;
@@ -160,42 +122,6 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   }
 };
 
-// The stock losses compute in float32.
-Tensor exact_loss(const Tensor& logits, const Tensor& target, const CrossEntropyOptions& o) {
-  return at::cross_entropy_loss(logits, target, {}, at::Reduction::Mean, o.ignore_index, 0.0);
-}
-
-struct Vocabulary {
-  int64_t words;
-  Tensor target;  // [rows]
-};
-Vocabulary vocabulary_of(const ExampleSize& size) {
-  const int64_t words = size.out > 0 ? size.out : 8 * size.dim;
-  return {words, at::randint(words, {size.rows}, at::TensorOptions().dtype(at::kLong))};
-}
-
-Result<Example> cross_entropy_example(const std::string&, const ExampleSize& size) {
-  const auto [words, target] = vocabulary_of(size);
-  Values arguments = {random({size.rows, words}), target};
-  push(arguments, CrossEntropyOptions());
-  return make_example<CrossEntropyForward>(stock::cross_entropy, std::move(arguments), exact_loss);
-}
-
-Result<Example> linear_cross_entropy_example(const std::string&, const ExampleSize& size) {
-  const auto [words, target] = vocabulary_of(size);
-  Values arguments = {random({size.rows, size.dim}), random({words, size.dim}), c10::IValue(), target};
-  push(arguments, CrossEntropyOptions());
-  arguments.resize(arguments.size() - 2);  // its schema has chunk_bytes before class_weight and token_scaling: defaults
-  const auto exact = [](const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias,
-                        const Tensor& labels, const CrossEntropyOptions& options) {
-    return exact_loss(at::linear(hidden, weight, bias), labels, options);
-  };
-  Example example = make_example<LinearCrossEntropyForward>(stock::linear_cross_entropy, std::move(arguments), exact);
-  example.shape = cat(size.rows, "x", size.dim, " @ ", size.dim, "x", words);
-  example.flops = 2.0 * static_cast<double>(size.rows * size.dim * words);
-  return example;
-}
-
 void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<LinearCrossEntropyOps>(layer);
   bind_slot<LinearCrossEntropyForward>(slot, [ops](const Tensor& hidden, const Tensor& weight, const OptTensor& bias,
@@ -221,8 +147,7 @@ void bind_cross_entropy(SlotBase& slot, const LayerOps& layer) {
 }  // namespace
 
 std::vector<Contract> loss_contracts() {
-  constexpr ExampleSize small = {.rows = 128, .dim = 576, .out = 2048}, large = {.rows = 512, .dim = 576, .out = 49152};
-  const std::string options = schema_of(option_fields()), weights = ", " + schema_of(weight_fields()),
+  const std::string options = schema_of(cross_entropy_fields()), weights = ", " + schema_of(class_weight_fields()),
                     loss = options + weights,
                     train_options = options + ", bool float32_dweight=False, int chunk_bytes=0" + weights,
                     hidden = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, ";
@@ -233,10 +158,7 @@ std::vector<Contract> loss_contracts() {
         {"forward_train_inplace",
          optional_role("(Tensor(a!) logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse)")},
         {"backward", "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, " + loss + ") -> Tensor dlogits"}},
-       bind_cross_entropy,
-       cross_entropy_example,
-       small,
-       large},
+       bind_cross_entropy},
       {"linear_cross_entropy/1",
        {{"forward", "(" + hidden + options + ", int chunk_bytes=0" + weights + ") -> Tensor"},
         {"forward_train",
@@ -245,12 +167,8 @@ std::vector<Contract> loss_contracts() {
              "Tensor predicted)"},
         {"backward", "(Tensor dloss, " + hidden + "Tensor lse, " + train_options +
                          ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
-       bind_linear_cross_entropy,
-       linear_cross_entropy_example,
-       small,
-       large},
+       bind_linear_cross_entropy},
   };
 }
 
-}  // namespace binding
-}  // namespace hotswap
+}  // namespace hotswap::binding

@@ -2,28 +2,14 @@
 // dgate over gate, dup over up and what forward gave over dy, a layer's training is one node from x to down's product.
 #include "hotswap/layers/mlp.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
-#include "hotswap/kernelize/bind/example.h"
 #include "hotswap/layers/linked.h"
 
 namespace hotswap::binding {
 namespace {
-
-Result<Example> gated_example(const std::string& layer, const ExampleSize& size) {
-  static const std::map<std::string, const char*> names = {{"SwiGLUMLP", "silu"},
-                                                           {"LigerSwiGLUMLP", "silu"},
-                                                           {"GeGLUMLP", "gelu_pytorch_tanh"},
-                                                           {"LigerGEGLUMLP", "gelu_pytorch_tanh"}};
-  const auto found = names.find(layer);
-  if (found == names.end()) return Reason{cat("no stock gated MLP is known by the name ", layer)};
-  const auto act = activation_kind(found->second, "an example").stock;
-  const auto stock = [act](const Tensor& gate, const Tensor& up) { return act(gate) * up; };
-  return make_example<GatedForward>(stock, {random({size.rows, size.dim}), random({size.rows, size.dim})});
-}
 
 using Backward = std::tuple<Tensor, Tensor>(const Tensor& dy, const Tensor& gate, const Tensor& up);
 
@@ -87,8 +73,7 @@ std::vector<Contract> mlp_contracts() {
             {"backward", "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"},
             {"backward_inplace", optional_role("(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()")},
             {"backward_recompute", optional_role("(Tensor(a!) dy, Tensor(b!) gate, Tensor(c!) up) -> ()")}},
-           bind_gated,
-           gated_example}};
+           bind_gated}};
 }
 
 }  // namespace hotswap::binding

@@ -8,15 +8,10 @@
 //     neither scaled nor with its bias. Rows past the last offset hold nothing.
 //   - weight_grads false: dw_up, db_up, dw_down and db_down are [0], as those of biases are that were not given.
 //   - backward_inplace writes over h.
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/softmax.h>
-
 #include <array>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
-#include "hotswap/kernelize/bind/example.h"
-#include "hotswap/kernelize/bind/fields.h"
+#include "hotswap/kernelize/contract/arguments.h"
 #include "hotswap/layers/experts.h"
 
 namespace hotswap::binding {
@@ -48,27 +43,11 @@ struct ExpertsCall {
   ExpertsOptions options;
 };
 
-const Fields<ExpertsOptions>& option_fields() {
-  using O = ExpertsOptions;
-  static const Fields<O> fields = {{"str activation", &O::activation},  {"float alpha", &O::alpha},
-                                   {"float limit", &O::limit},          {"bool interleaved", &O::interleaved},
-                                   {"bool transposed", &O::transposed}, {"bool scale_input", &O::scale_input}};
-  return fields;
-}
-
-const Fields<ExpertWeights>& weight_fields() {
-  using W = ExpertWeights;
-  static const Fields<W> fields = {{"Tensor w_up", &W::up},
-                                   {"Tensor? b_up", &W::up_bias},
-                                   {"Tensor w_down", &W::down},
-                                   {"Tensor? b_down", &W::down_bias}};
-  return fields;
-}
-
 Values arguments(const Tensor& x, const Routing& routing, const ExpertWeights& w, const ExpertsOptions& o) {
-  Values stack = {x, routing.index, routing.weights};
-  push_fields(stack, w, weight_fields());
-  push_fields(stack, o, option_fields());
+  Values stack = {x};
+  push(stack, routing);
+  push(stack, w);
+  push(stack, o);
   return stack;
 }
 
@@ -108,7 +87,7 @@ struct ExpertsFunction : Function<ExpertsFunction> {
     const bool weight_grads = wanted[3] || wanted[4] || wanted[5] || wanted[6];
     Values stack = {dense(dy[0])};
     for (const Tensor& tensor : saved) stack.push_back(optional(tensor));
-    push_fields(stack, c.options, option_fields());
+    push(stack, c.options);
     stack.emplace_back(weight_grads);
     const bool over = c.ops->inplace && may_overwrite(saved[7]);
     call(over ? *c.ops->inplace : *c.ops->backward, stack);
@@ -139,75 +118,11 @@ void bind_experts(SlotBase& slot, const LayerOps& layer) {
       });
 }
 
-struct ExampleForm {
-  const char* layer;
-  ExpertsOptions options;
-  bool bias;
-  int64_t k;
-};
-
-const ExampleForm* example_form(const std::string& layer) {
-  static const std::vector<ExampleForm> forms = {
-      {"Experts", {}, /*bias=*/false, /*k=*/2},
-      {"MegaBlocksMoeMLP",
-       {.activation = "swiglu_oai", .alpha = 1.702, .limit = 7, .interleaved = true, .transposed = true},
-       /*bias=*/true,
-       /*k=*/2},
-      {"Llama4TextMoe", {.transposed = true, .scale_input = true}, /*bias=*/false, /*k=*/1}};
-  for (const ExampleForm& form : forms) {
-    if (layer == form.layer) return &form;
-  }
-  return nullptr;
-}
-
-constexpr int64_t kExperts = 8;
-
-// `out` is the experts' own width.
-Result<Example> experts_example(const std::string& layer, const ExampleSize& size) {
-  const ExampleForm* form = example_form(layer);
-  if (form == nullptr) return Reason{cat("no stock experts are known by the name ", layer)};
-  const int64_t dim = size.dim, hidden = size.out > 0 ? size.out : size.dim;
-  const ExpertsOptions& o = form->options;
-  const auto weights = [&](int64_t out, int64_t in) {  // of a size that keeps numbers near 1
-    const Tensor w =
-        random(o.transposed ? std::vector<int64_t>{kExperts, in, out} : std::vector<int64_t>{kExperts, out, in});
-    return w / std::sqrt(static_cast<double>(in));
-  };
-  const auto bias = [&](int64_t out) { return form->bias ? random({kExperts, out}) : Tensor(); };
-  const Routing routing{.index = at::randint(kExperts, {size.rows, form->k}, at::kLong),
-                        .weights = at::softmax(random({size.rows, form->k}), -1)};
-  const auto experts = [o](const auto& forward) -> ExampleForward {
-    return [o, forward](const Values& a) {
-      ExpertWeights w{.up = {}, .down = {}};
-      size_t next = 3;
-      take_fields(a, next, w, weight_fields());
-      return Tensors{forward(a[0].toTensor(), Routing{a[1].toTensor(), a[2].toTensor()}, w, o)};
-    };
-  };
-  Example example;
-  example.shape = cat(size.rows, "x", dim, " to ", form->k, " of ", kExperts, "x", hidden);
-  example.arguments = arguments(random({size.rows, dim}), routing,
-                                {.up = weights(2 * hidden, dim),
-                                 .up_bias = bias(2 * hidden),
-                                 .down = weights(dim, hidden),
-                                 .down_bias = bias(dim)},
-                                o);
-  example.trained = form->bias ? 6 : 4;
-  example.stock = experts(stock::experts);
-  example.exact = example.stock;  // torch's own, in the dtype that it is given
-  example.bound = [experts](const LayerOps& layer) {
-    const auto module = std::make_shared<BoundLayer<ExpertsForward>>(layer, stock::experts);
-    return experts([module](const auto&... each) { return module->slot(each...); });
-  };
-  example.flops = 6.0 * static_cast<double>(size.rows * form->k * dim * hidden);
-  return example;
-}
-
 }  // namespace
 
 std::vector<Contract> moe_contracts() {
-  const std::string read = "Tensor x, Tensor index, Tensor weights, " + schema_of(weight_fields()) + ", ";
-  const std::string options = schema_of(option_fields());
+  const std::string read = "Tensor x, " + schema_of(routing_fields()) + ", " + schema_of(expert_weight_fields()) + ", ";
+  const std::string options = schema_of(experts_fields());
   const std::string gradients =
       ", bool weight_grads) -> (Tensor dx, Tensor dweights, Tensor dw_up, Tensor db_up, Tensor dw_down, Tensor "
       "db_down)";
@@ -220,10 +135,7 @@ std::vector<Contract> moe_contracts() {
             {"backward_inplace",
              optional_role("(Tensor dy, " + read + "Tensor(a!) h, Tensor order, Tensor slots, Tensor offsets, " +
                            options + gradients)}},
-           bind_experts,
-           experts_example,
-           {.rows = 16, .dim = 256},
-           {.rows = 2048, .dim = 1024}}};
+           bind_experts}};
 }
 
 }  // namespace hotswap::binding

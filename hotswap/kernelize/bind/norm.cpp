@@ -1,49 +1,9 @@
 // rms_norm/1, add_rms_norm/1, layer_norm/1
 #include "hotswap/layers/norm.h"
 
-#include <ATen/TensorOperators.h>
-
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/bind/regular.h"
 
 namespace hotswap::binding {
-namespace {
-
-constexpr double kEps = 1e-6;
-const char* const kCasting = "llama";
-
-std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
-                                        double offset, const std::string& casting) {
-  const Tensor h = x + residual;
-  return {stock::rms_norm(h, weight, eps, offset, casting), h};
-}
-
-// The stock norm takes its statistics in float32.
-Tensor exact_rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, const std::string&) {
-  return x * (x.pow(2).mean(-1, /*keepdim=*/true) + eps).rsqrt() * (weight + offset);
-}
-
-Result<Example> rms_norm_example(const std::string&, const ExampleSize& size) {
-  return make_example<RmsNormForward>(
-      stock::rms_norm, {random({size.rows, size.dim}), random({size.dim}), kEps, 0.0, kCasting}, exact_rms_norm);
-}
-
-Result<Example> add_rms_norm_example(const std::string&, const ExampleSize& size) {
-  const auto exact = [](const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, double offset,
-                        const std::string& casting) {
-    return std::tuple(exact_rms_norm(x + residual, weight, eps, offset, casting), x + residual);
-  };
-  return make_example<AddRmsNormForward>(
-      add_rms_norm,
-      {random({size.rows, size.dim}), random({size.rows, size.dim}), random({size.dim}), kEps, 0.0, kCasting}, exact);
-}
-
-Result<Example> layer_norm_example(const std::string&, const ExampleSize& size) {
-  return make_example<LayerNormForward>(stock::layer_norm,
-                                        {random({size.rows, size.dim}), random({size.dim}), random({size.dim}), kEps});
-}
-
-}  // namespace
-
 std::vector<Contract> norm_contracts() {
   return {
       {"rms_norm/1",
@@ -52,8 +12,7 @@ std::vector<Contract> norm_contracts() {
         {"backward",
          "(Tensor dy, Tensor x, Tensor weight, Tensor rstd, float offset, str casting) -> "
          "(Tensor dx, Tensor dweight)"}},
-       bind_regular<RmsNormForward>,
-       rms_norm_example},
+       bind_regular<RmsNormForward>},
       {"add_rms_norm/1",
        {{"forward",
          "(Tensor x, Tensor residual, Tensor weight, float eps, float offset, str casting) -> (Tensor y, Tensor h)"},
@@ -63,16 +22,14 @@ std::vector<Contract> norm_contracts() {
         {"backward",
          "(Tensor dy, Tensor dh, Tensor h, Tensor weight, Tensor rstd, float offset, str casting) -> "
          "(Tensor dx_and_residual, Tensor dweight)"}},
-       bind_regular<AddRmsNormForward>,
-       add_rms_norm_example},
+       bind_regular<AddRmsNormForward>},
       {"layer_norm/1",
        {{"forward", "(Tensor x, Tensor weight, Tensor? bias, float eps) -> Tensor"},
         {"forward_train", "(Tensor x, Tensor weight, Tensor? bias, float eps) -> (Tensor y, Tensor mean, Tensor rstd)"},
         {"backward",
          "(Tensor dy, Tensor x, Tensor weight, Tensor mean, Tensor rstd) -> "
          "(Tensor dx, Tensor dweight, Tensor dbias)"}},
-       bind_regular<LayerNormForward>,
-       layer_norm_example},
+       bind_regular<LayerNormForward>},
   };
 }
 

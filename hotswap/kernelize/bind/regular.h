@@ -12,19 +12,16 @@
 // does not give may not require one.
 #pragma once
 
-#include <ATen/core/ivalue.h>
-
-#include <memory>
+#include <functional>
 #include <tuple>
 #include <utility>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
+#include "hotswap/kernelize/contract/values.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap::binding {
-
-using Values = std::vector<c10::IValue>;
 
 // A layer's ops with what the names say, worked out once; kept for the life of the process, because an autograd graph
 // may outlive the slot that made it.
@@ -36,17 +33,6 @@ enum class Gradients { kContiguous, kRows, kAny };
 const RegularOps* regular_ops(const LayerOps& layer, Gradients gradients);
 // arguments: forward's, in its order; afterwards its results.
 void run(const RegularOps& ops, Values& arguments);
-
-// The arguments of a slot's forward, as an op takes them. A struct of options brings its own push() beside its
-// contract, in namespace hotswap.
-template <typename T>
-void push(Values& values, const T& value) {
-  values.emplace_back(value);
-}
-// An undefined tensor is how a layer without bias hands it over.
-inline void push(Values& values, const std::optional<Tensor>& tensor) {
-  values.emplace_back(tensor && tensor->defined() ? c10::IValue(*tensor) : c10::IValue());
-}
 
 template <typename R>
 R taken(Values& results) {
@@ -60,7 +46,7 @@ R taken(Values& results) {
 
 template <typename Signature>
 void bind_slot(SlotBase& slot, typename Slot<Signature>::Forward forward) {
-  if (auto* typed = dynamic_cast<Slot<Signature>*>(&slot)) return typed->bind(std::move(forward));
+  if (auto* typed = slot.as<Signature>()) return typed->bind(std::move(forward));
   throw Error({.kind = ErrorKind::kInternal,
                .wanted = cat("the slot ", slot.layer(), " to have the C++ type of its contract ", slot.contract()),
                .got = "another one",

@@ -1,10 +1,10 @@
 // The table: the rows of every family, one behind the other.
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
 
 namespace hotswap {
 namespace binding {
 
-// Each family's file has its rows: name, schemas, binding, example and what `hotswap bench` measures.
+// Each family's file has its rows: name, schemas, binding and what a layer may claim.
 std::vector<Contract> norm_contracts();
 std::vector<Contract> activation_contracts();
 std::vector<Contract> mlp_contracts();

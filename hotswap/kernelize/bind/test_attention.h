@@ -2,6 +2,7 @@
 #pragma once
 
 #include "hotswap/base/file.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap::test_support {

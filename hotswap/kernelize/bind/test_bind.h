@@ -1,7 +1,8 @@
 // For the tests of this folder: a layer of a bundled package behind a slot.
 #pragma once
 
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/resolve.h"
 #include "hotswap/kernelize/testing.h"
 

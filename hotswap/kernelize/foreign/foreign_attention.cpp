@@ -38,56 +38,62 @@ IValue rows(const IValue& value) {  // as all of them want it: the last dimensio
   return x.stride(-1) == 1 ? x : x.contiguous();
 }
 
-// The arguments of one of the contract's ops by what they are; `at` is where each part begins.
-NamedValues options_of(const Values& a, size_t at) {
-  refuse(!a[at + 1].isNone(), "ALiBi");
-  return {{"softmax_scale", a[at + 2]},
-          {"is_causal", a[at + 3]},
-          {"window_size_left", a[at + 4]},
-          {"window_size_right", a[at + 5]},
-          {"softcap", a[at + 7]}};
+NamedValues options_of(const AdapterArguments& a) {
+  refuse(!a["alibi_slopes"].isNone(), "ALiBi");
+  return {{"softmax_scale", a["scale"]},
+          {"is_causal", a["causal"]},
+          {"window_size_left", a["window_left"]},
+          {"window_size_right", a["window_right"]},
+          {"softcap", a["softcap"]}};
 }
-bool has_chunk(const Values& a, size_t at) { return a[at + 6].toInt() != 0; }
-
-NamedValues sequences_of(const Values& a, size_t at) {
-  return {
-      {"cu_seqlens_q", a[at]}, {"cu_seqlens_k", a[at + 1]}, {"max_seqlen_q", a[at + 3]}, {"max_seqlen_k", a[at + 4]}};
-}
+bool has_chunk(const AdapterArguments& a) { return a["chunk"].toInt() != 0; }
 
 NamedValues joined(NamedValues all, const NamedValues& more) {
   all.insert(more.begin(), more.end());
   return all;
 }
 
-// dout, q, k, v, out, lse, dlse begin each backward.
-NamedValues saved_of(const Values& a) {
-  refuse(!a[6].isNone(), "a gradient of lse");
-  return {{"dout", rows(a[0])}, {"q", rows(a[1])},   {"k", rows(a[2])},
-          {"v", rows(a[3])},    {"out", rows(a[4])}, {"softmax_lse", a[5]}};
+// Of the varlen ops; of the dense ones none.
+NamedValues sequences_of(const AdapterArguments& a) {
+  NamedValues all;
+  for (const char* name : {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}) {
+    if (a.has(name)) all.emplace(name, a[name]);
+  }
+  return all;
+}
+c10::IValue used_keys(const AdapterArguments& a) { return a.has("seqused_k") ? a["seqused_k"] : IValue(); }
+
+NamedValues inputs_of(const AdapterArguments& a) {
+  return {{"q", rows(a["q"])}, {"k", rows(a["k"])}, {"v", rows(a["v"])}};
 }
 
-Values gradients(const Values& dq_dk_dv, const Values& a) {
+NamedValues saved_of(const AdapterArguments& a) {
+  refuse(!a["dlse"].isNone(), "a gradient of lse");
+  return joined(inputs_of(a), {{"dout", rows(a["dout"])}, {"out", rows(a["out"])}, {"softmax_lse", a["lse"]}});
+}
+
+Values gradients(const Values& dq_dk_dv, const AdapterArguments& a) {
   Values all(dq_dk_dv.begin(), dq_dk_dv.begin() + 3);
-  all.emplace_back(at::zeros({0}, a[0].toTensor().options().dtype(at::kFloat)));  // of sinks: there are none
+  all.emplace_back(at::zeros({0}, a["dout"].toTensor().options().dtype(at::kFloat)));  // of sinks: there are none
   return all;
 }
 
 // ---- flash-attn2 ------------------------------------------------------------------------------------------------
 
-NamedValues without_dropout(NamedValues all, bool varlen) {
+NamedValues options2(const AdapterArguments& a, bool varlen) {
+  NamedValues all = options_of(a);
   all.emplace("p_dropout", 0.0);
   if (varlen) all.emplace("zero_tensors", false);
   return all;
 }
 
 Adapter forward2(const c10::OperatorHandle& op, bool varlen, bool trains) {
-  return [=](const Values& a) -> Values {
-    const size_t at = varlen ? 8 : 3;
-    refuse(!a[at].isNone(), "sinks");
-    refuse(has_chunk(a, at), "chunks");
-    NamedValues given = joined(without_dropout(options_of(a, at), varlen),
-                               {{"q", rows(a[0])}, {"k", rows(a[1])}, {"v", rows(a[2])}, {"return_softmax", false}});
-    if (varlen) given = joined(joined(given, sequences_of(a, 3)), {{"seqused_k_", a[5]}});
+  return [=](const AdapterArguments& a) -> Values {
+    refuse(!a["sinks"].isNone(), "sinks");
+    refuse(has_chunk(a), "chunks");
+    NamedValues given = joined(joined(options2(a, varlen), inputs_of(a)), sequences_of(a));
+    given["return_softmax"] = false;
+    given["seqused_k_"] = used_keys(a);
     const Values r = call_named(op, given);
     if (!trains) return {r[0]};
     return {r[0], replaced(r[1].toTensor(), kInfinity, -kInfinity)};
@@ -95,82 +101,80 @@ Adapter forward2(const c10::OperatorHandle& op, bool varlen, bool trains) {
 }
 
 Adapter backward2(const c10::OperatorHandle& op, bool varlen) {
-  return [=](const Values& a) -> Values {
-    const size_t at = varlen ? 12 : 7;
-    NamedValues given = joined(without_dropout(options_of(a, at), varlen), saved_of(a));
-    given["softmax_lse"] = replaced(a[5].toTensor(), -kInfinity, kInfinity);
-    given["deterministic"] = a.back();
-    if (varlen) {
-      refuse(!a[9].isNone(), "seqused_k in a backward");
-      given = joined(given, sequences_of(a, 7));
-    }
+  return [=](const AdapterArguments& a) -> Values {
+    refuse(!used_keys(a).isNone(), "seqused_k in a backward");
+    NamedValues given = joined(joined(options2(a, varlen), saved_of(a)), sequences_of(a));
+    given["softmax_lse"] = replaced(a["lse"].toTensor(), -kInfinity, kInfinity);
+    given["deterministic"] = a["deterministic"];
     return gradients(call_named(op, given), a);
   };
 }
 
 Adapter decode2(const c10::OperatorHandle& op) {
-  return [=](const Values& a) -> Values {
-    refuse(!a[8].isNone(), "sinks");
-    refuse(has_chunk(a, 8), "chunks");
-    const Values r = call_named(op, joined(options_of(a, 8), {{"q", rows(a[0])},
-                                                              {"kcache", a[1]},
-                                                              {"vcache", a[2]},
-                                                              {"k_", a[3]},
-                                                              {"v_", a[4]},
-                                                              {"seqlens_k_", a[5]},
-                                                              {"block_table_", a[6]},
-                                                              {"cache_batch_idx_", a[7]},
-                                                              {"is_rotary_interleaved", false},
-                                                              {"num_splits", a.back()}}));
+  return [=](const AdapterArguments& a) -> Values {
+    refuse(!a["sinks"].isNone(), "sinks");
+    refuse(has_chunk(a), "chunks");
+    const Values r = call_named(op, joined(options_of(a), {{"q", rows(a["q"])},
+                                                           {"kcache", a["k_cache"]},
+                                                           {"vcache", a["v_cache"]},
+                                                           {"k_", a["k_new"]},
+                                                           {"v_", a["v_new"]},
+                                                           {"seqlens_k_", a["cache_seqlens"]},
+                                                           {"block_table_", a["block_table"]},
+                                                           {"cache_batch_idx_", a["cache_batch_idx"]},
+                                                           {"is_rotary_interleaved", false},
+                                                           {"num_splits", a["num_splits"]}}));
     return {r[0], replaced(r[1].toTensor(), kInfinity, -kInfinity)};
   };
 }
 
 // ---- flash-attn3, upstream's with chunks and vLLM's with sinks ----------------------------------------------------
 
-NamedValues options3(const Values& a, size_t at) {
-  NamedValues all = options_of(a, at);
-  if (has_chunk(a, at)) all.emplace("attention_chunk", a[at + 6]);
+NamedValues options3(const AdapterArguments& a) {
+  NamedValues all = options_of(a);
+  if (has_chunk(a)) all.emplace("attention_chunk", a["chunk"]);
   // bfloat16 alone, whatever q is
-  if (!a[at].isNone()) all.emplace("s_aux", a[at].toTensor().to(at::kBFloat16).contiguous());
+  if (!a["sinks"].isNone()) all.emplace("s_aux", a["sinks"].toTensor().to(at::kBFloat16).contiguous());
   return all;
 }
 
-Adapter forward3(const c10::OperatorHandle& op, bool varlen, bool trains) {
-  return [=](const Values& a) -> Values {
-    NamedValues given = joined(options3(a, varlen ? 8 : 3), {{"q", rows(a[0])}, {"k", rows(a[1])}, {"v", rows(a[2])}});
-    if (varlen) given = joined(joined(given, sequences_of(a, 3)), {{"seqused_k", a[5]}});
+Adapter forward3(const c10::OperatorHandle& op, bool trains) {
+  return [=](const AdapterArguments& a) -> Values {
+    NamedValues given = joined(joined(options3(a), inputs_of(a)), sequences_of(a));
+    given["seqused_k"] = used_keys(a);
     const Values r = call_named(op, given);
     return trains ? Values{r[0], r[1]} : Values{r[0]};
   };
 }
 
-Adapter backward3(const c10::OperatorHandle& op, bool varlen) {
-  return [=](const Values& a) -> Values {
-    const size_t at = varlen ? 12 : 7;
-    refuse(!a[at].isNone(), "a gradient of sinks");
-    refuse(has_chunk(a, at), "a backward of chunks");
-    const Values written = {at::empty_like(a[1].toTensor()), at::empty_like(a[2].toTensor()),
-                            at::empty_like(a[3].toTensor())};
-    NamedValues given = joined(options_of(a, at), saved_of(a));
-    given = joined(given, {{"dq", written[0]}, {"dk", written[1]}, {"dv", written[2]}, {"deterministic", a.back()}});
-    if (varlen) given = joined(joined(given, sequences_of(a, 7)), {{"seqused_k", a[9]}});
+Adapter backward3(const c10::OperatorHandle& op) {
+  return [=](const AdapterArguments& a) -> Values {
+    refuse(!a["sinks"].isNone(), "a gradient of sinks");
+    refuse(has_chunk(a), "a backward of chunks");
+    Values written;
+    for (const char* name : {"q", "k", "v"}) written.emplace_back(at::empty_like(a[name].toTensor()));
+    NamedValues given = joined(joined(options_of(a), saved_of(a)), sequences_of(a));
+    given = joined(given, {{"dq", written[0]},
+                           {"dk", written[1]},
+                           {"dv", written[2]},
+                           {"deterministic", a["deterministic"]},
+                           {"seqused_k", used_keys(a)}});
     call_named(op, given);
     return gradients(written, a);
   };
 }
 
 Adapter decode3(const c10::OperatorHandle& op) {
-  return [=](const Values& a) -> Values {
-    const Values r = call_named(op, joined(options3(a, 8), {{"q", rows(a[0])},
-                                                            {"k", a[1]},
-                                                            {"v", a[2]},
-                                                            {"k_new", a[3]},
-                                                            {"v_new", a[4]},
-                                                            {"seqused_k", a[5]},
-                                                            {"page_table", a[6]},
-                                                            {"kv_batch_idx", a[7]},
-                                                            {"num_splits", a.back()}}));
+  return [=](const AdapterArguments& a) -> Values {
+    const Values r = call_named(op, joined(options3(a), {{"q", rows(a["q"])},
+                                                         {"k", a["k_cache"]},
+                                                         {"v", a["v_cache"]},
+                                                         {"k_new", a["k_new"]},
+                                                         {"v_new", a["v_new"]},
+                                                         {"seqused_k", a["cache_seqlens"]},
+                                                         {"page_table", a["block_table"]},
+                                                         {"kv_batch_idx", a["cache_batch_idx"]},
+                                                         {"num_splits", a["num_splits"]}}));
     return {r[0], r[1]};
   };
 }
@@ -283,10 +287,9 @@ AdaptedOps attention_adapters(const Manifest& m) {
     const auto forward = op(varlen ? "varlen_fwd" : "fwd", "fwd"), backward = op(varlen ? "varlen_bwd" : "bwd", "bwd");
     for (const bool trains : {false, true}) {
       all.emplace(before + (trains ? "forward_train" : "forward"),
-                  AdaptedOp{forward, second ? forward2(forward, varlen, trains) : forward3(forward, varlen, trains)});
+                  AdaptedOp{forward, second ? forward2(forward, varlen, trains) : forward3(forward, trains)});
     }
-    all.emplace(before + "backward",
-                AdaptedOp{backward, second ? backward2(backward, varlen) : backward3(backward, varlen)});
+    all.emplace(before + "backward", AdaptedOp{backward, second ? backward2(backward, varlen) : backward3(backward)});
   }
   const auto decode = op("fwd_kvcache", "fwd");
   all.emplace("decode", AdaptedOp{decode, second ? decode2(decode) : decode3(decode)});

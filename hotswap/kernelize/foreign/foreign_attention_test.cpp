@@ -11,7 +11,7 @@
 
 #include <limits>
 
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"
 #include "hotswap/layers/self_attention.h"

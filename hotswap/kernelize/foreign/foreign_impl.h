@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hotswap/kernelize/foreign/foreign.h"
@@ -13,7 +14,22 @@
 namespace hotswap {
 
 using AdapterValues = std::vector<c10::IValue>;
-using Adapter = std::function<AdapterValues(const AdapterValues& arguments)>;  // of our op -> its results
+
+// What our op was called with, by the names in its contract's schema.
+class AdapterArguments {
+ public:
+  AdapterArguments(const c10::FunctionSchema& schema, AdapterValues values)
+      : schema_(schema), values_(std::move(values)) {}
+  bool has(const std::string& name) const { return schema_.argumentIndexWithName(name).has_value(); }
+  const c10::IValue& operator[](const std::string& name) const {
+    return values_.at(schema_.argumentIndexWithName(name).value());
+  }
+
+ private:
+  const c10::FunctionSchema& schema_;
+  AdapterValues values_;
+};
+using Adapter = std::function<AdapterValues(const AdapterArguments& arguments)>;  // of our op -> its results
 
 struct AdaptedOp {
   c10::OperatorHandle theirs;

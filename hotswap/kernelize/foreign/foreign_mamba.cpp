@@ -36,23 +36,21 @@ struct Convolution {
   bool silu;
 };
 
-// x, weight, bias, initial_state, seq_idx, activation
-Convolution read(const Values& a, size_t first) {
-  refuse(given(a[first + 3]), "an initial state");
-  refuse(given(a[first + 4]), "packed sequences");
-  const Tensor x = a[first].toTensor(), weight = a[first + 1].toTensor().contiguous();
+Convolution read(const AdapterArguments& a) {
+  refuse(given(a["initial_state"]), "an initial state");
+  refuse(given(a["seq_idx"]), "packed sequences");
+  const Tensor x = a["x"].toTensor(), weight = a["weight"].toTensor().contiguous();
   const int64_t width = weight.size(1);
   refuse(width < 2 || width > 4, "a width other than 2 to 4");
   // Theirs takes channels beside each other where these and all strides are multiples of 8.
   const bool channel_last = x.stride(1) == 1 && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 && x.stride(2) % 8 == 0;
-  const c10::IValue bias =
-      given(a[first + 2]) ? c10::IValue(a[first + 2].toTensor().to(weight.scalar_type())) : a[first + 2];
-  return {channel_last || x.stride(2) == 1 ? x : x.contiguous(), weight, bias, a[first + 5].toStringRef() != "none"};
+  const c10::IValue bias = given(a["bias"]) ? c10::IValue(a["bias"].toTensor().to(weight.scalar_type())) : a["bias"];
+  return {channel_last || x.stride(2) == 1 ? x : x.contiguous(), weight, bias, a["activation"].toStringRef() != "none"};
 }
 
 Adapter convolves(const c10::OperatorHandle& op) {
-  return [op](const Values& a) -> Values {
-    const Convolution c = read(a, 0);
+  return [op](const AdapterArguments& a) -> Values {
+    const Convolution c = read(a);
     Tensor out = at::empty_like(c.x);
     if (out.numel() > 0) call_boxed(op, {c.x, c.weight, c.bias, {}, {}, out, {}, c.silu});
     return {out};
@@ -60,48 +58,50 @@ Adapter convolves(const c10::OperatorHandle& op) {
 }
 
 Adapter convolves_backward(const c10::OperatorHandle& op) {
-  return [op](const Values& a) -> Values {  // dy, and what forward takes
-    const Convolution c = read(a, 1);
+  return [op](const AdapterArguments& a) -> Values {
+    const Convolution c = read(a);
     const Tensor weight = c.weight.toTensor();
     const auto sum = [&](const Tensor& of) { return at::zeros(of.sizes(), of.options().dtype(at::kFloat)); };
-    Tensor dx = at::empty_like(c.x), dout = at::empty_like(c.x).copy_(a[0].toTensor());
+    Tensor dx = at::empty_like(c.x), dout = at::empty_like(c.x).copy_(a["dy"].toTensor());
     const Tensor dweight = sum(weight);
     const c10::IValue dbias = given(c.bias) ? c10::IValue(sum(c.bias.toTensor())) : c10::IValue();
     if (dx.numel() > 0) {
       call_boxed(op, {c.x, c.weight, c.bias, dout, {}, {}, {}, dx, dweight, dbias, {}, c.silu});
     }
     const auto back = [](const Tensor& t, const c10::IValue& of) { return t.to(of.toTensor().scalar_type()); };
-    return {dx, back(dweight, a[2]), given(a[3]) ? back(dbias.toTensor(), a[3]) : nothing(dx), nothing(dx)};
+    return {dx, back(dweight, a["weight"]), given(a["bias"]) ? back(dbias.toTensor(), a["bias"]) : nothing(dx),
+            nothing(dx)};
   };
 }
 
 Adapter convolves_step(const c10::OperatorHandle& op) {
-  return [op](const Values& a) -> Values {  // x, state, weight, bias, cache_seqlens, state_indices, activation
-    const Tensor x = without_gaps(a[0]), out = at::empty_like(x);
+  return [op](const AdapterArguments& a) -> Values {
+    const Tensor x = without_gaps(a["x"]), out = at::empty_like(x);
     if (out.numel() > 0) {
-      call_boxed(op, {x, a[1], without_gaps(a[2]), a[3], out, a[6].toStringRef() != "none", a[4], a[5]});
+      call_boxed(op, {x, a["state"], without_gaps(a["weight"]), a["bias"], out, a["activation"].toStringRef() != "none",
+                      a["cache_seqlens"], a["state_indices"]});
     }
     return {out};
   };
 }
 
-// u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx as theirs takes the first eight.
-Values scan_inputs(const Values& a, size_t first) {
-  refuse(given(a[first + 8]), "an initial state");
-  refuse(given(a[first + 9]), "packed sequences");
-  const auto of_groups = [&](size_t i) {  // [batch, state, time], or with groups
-    const Tensor t = without_gaps(a[first + i]);
+// As theirs takes them.
+Values scan_inputs(const AdapterArguments& a) {
+  refuse(given(a["initial_state"]), "an initial state");
+  refuse(given(a["seq_idx"]), "packed sequences");
+  const auto of_groups = [&](const char* name) {  // [batch, state, time], or with groups
+    const Tensor t = without_gaps(a[name]);
     return t.dim() == 3 ? t.unsqueeze(1) : t;
   };
-  const c10::IValue& z = a[first + 6];
-  return {without_gaps(a[first]),
-          without_gaps(a[first + 1]),
-          without_gaps(a[first + 2]),
-          of_groups(3),
-          of_groups(4),
-          in_float32(a[first + 5]),
+  const c10::IValue& z = a["z"];
+  return {without_gaps(a["u"]),
+          without_gaps(a["delta"]),
+          without_gaps(a["A"]),
+          of_groups("B"),
+          of_groups("C"),
+          in_float32(a["D"]),
           given(z) ? c10::IValue(without_gaps(z)) : z,
-          in_float32(a[first + 7])};
+          in_float32(a["delta_bias"])};
 }
 
 // out, x, and with z out_z. x has pairs of a chunk's product and state, the last ones those behind the last token.
@@ -111,11 +111,11 @@ Values scanned(const c10::OperatorHandle& op, Values inputs, bool softplus) {
 }
 
 Adapter scans(const c10::OperatorHandle& op, bool trains) {
-  return [op, trains](const Values& a) -> Values {
-    const Values found = scanned(op, scan_inputs(a, 0), a[10].toBool());
+  return [op, trains](const AdapterArguments& a) -> Values {
+    const Values found = scanned(op, scan_inputs(a), a["delta_softplus"].toBool());
     const Tensor x = found.at(1).toTensor();  // [batch, channels, chunks, 2 * state]
     const Tensor last = x.select(2, x.size(2) - 1).slice(2, 1, c10::nullopt, 2).contiguous();
-    Values results = {given(a[6]) ? found.at(2) : found.at(0), last};
+    Values results = {given(a["z"]) ? found.at(2) : found.at(0), last};
     if (trains) results.emplace_back(x);
     return results;
   };
@@ -123,22 +123,23 @@ Adapter scans(const c10::OperatorHandle& op, bool trains) {
 
 // With z theirs reads what the forward gave before the gate, for which the contract has no place: made again.
 Adapter scans_backward(const c10::OperatorHandle& op, const c10::OperatorHandle& forward) {
-  return [op, forward](const Values& a) -> Values {  // dy, dlast_state, what forward takes, checkpoints, delta_softplus
-    refuse(given(a[1]), "a gradient of the final state");
-    const bool softplus = a[13].toBool(), gated = given(a[8]);
-    Values stack = scan_inputs(a, 2);
+  return [op, forward](const AdapterArguments& a) -> Values {
+    refuse(given(a["dlast_state"]), "a gradient of the final state");
+    const bool softplus = a["delta_softplus"].toBool(), gated = given(a["z"]);
+    Values stack = scan_inputs(a);
     const Tensor u = stack[0].toTensor();
-    const Values again = gated ? scanned(forward, stack, softplus) : Values{c10::IValue(), a[12]};
+    const Values again = gated ? scanned(forward, stack, softplus) : Values{c10::IValue(), a["checkpoints"]};
     stack.insert(stack.end(),
-                 {without_gaps(a[0]).to(u.scalar_type()), again.at(1), again.at(0), c10::IValue(), softplus,
+                 {without_gaps(a["dy"]).to(u.scalar_type()), again.at(1), again.at(0), c10::IValue(), softplus,
                   /*recompute_out_z=*/false});
     const Values found = call_boxed(op, std::move(stack));
-    const auto like = [&](size_t theirs, size_t ours) {  // in the form of the argument
+    const auto like = [&](size_t theirs, const char* ours) {  // in the form of the argument
       if (!given(a[ours])) return nothing(u);
       const Tensor of = a[ours].toTensor();
       return found.at(theirs).toTensor().reshape(of.sizes()).to(of.scalar_type());
     };
-    return {like(0, 2), like(1, 3), like(2, 4), like(3, 5), like(4, 6), like(5, 7), like(7, 8), like(6, 9), nothing(u)};
+    return {like(0, "u"), like(1, "delta"), like(2, "A"),          like(3, "B"), like(4, "C"),
+            like(5, "D"), like(7, "z"),     like(6, "delta_bias"), nothing(u)};
   };
 }
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"

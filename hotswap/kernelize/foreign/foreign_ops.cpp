@@ -14,7 +14,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
 #include "hotswap/kernelize/foreign/foreign_impl.h"
 
 namespace hotswap {
@@ -54,8 +54,8 @@ using Values = AdapterValues;
 
 // out, of x's shape or with half of its last dimension, filled by op(out, x).
 Adapter fills_output(const c10::OperatorHandle& op, bool half) {
-  return [op, half](const Values& arguments) -> Values {
-    const Tensor x = arguments[0].toTensor().contiguous();
+  return [op, half](const AdapterArguments& a) -> Values {
+    const Tensor x = a["x"].toTensor().contiguous();
     std::vector<int64_t> shape = x.sizes().vec();
     if (half) {
       if (shape.empty() || shape.back() % 2 != 0) {
@@ -82,11 +82,12 @@ Tensor turned(const c10::OperatorHandle& op, const Tensor& x, const Tensor& cos,
   return out;
 }
 
-Adapter turns_halves(const c10::OperatorHandle& op, bool conj) {
-  return [op, conj](const Values& a) -> Values {  // q, k, cos, sin, rotary_dim, interleaved
-    const Tensor q = a[0].toTensor(), k = a[1].toTensor();
-    const int64_t dim = a[4].toInt();
-    if (a[5].toBool()) {
+// backward: gradients are turned the other way.
+Adapter turns_halves(const c10::OperatorHandle& op, bool backward) {
+  return [op, backward](const AdapterArguments& a) -> Values {
+    const Tensor q = a[backward ? "dq" : "q"].toTensor(), k = a[backward ? "dk" : "k"].toTensor();
+    const int64_t dim = a["rotary_dim"].toInt();
+    if (a["interleaved"].toBool()) {
       throw Error({.kind = ErrorKind::kUnsupported,
                    .wanted = "halves, which is what this package's rotary embedding turns",
                    .got = "an interleaved embedding",
@@ -96,53 +97,54 @@ Adapter turns_halves(const c10::OperatorHandle& op, bool conj) {
     const auto table = [&](const c10::IValue& value) {
       return value.toTensor().narrow(-1, 0, dim / 2).unsqueeze(1).to(q.scalar_type());
     };
-    const Tensor cos = table(a[2]), sin = table(a[3]);
-    return {turned(op, q, cos, sin, dim, conj), turned(op, k, cos, sin, dim, conj)};
+    const Tensor cos = table(a["cos"]), sin = table(a["sin"]);
+    return {turned(op, q, cos, sin, dim, backward), turned(op, k, cos, sin, dim, backward)};
   };
 }
 
 Adapter normalizes(const c10::OperatorHandle& op) {
-  return [op](const Values& a) -> Values {  // x, weight, eps, offset, casting
-    const Tensor x = a[0].toTensor().contiguous();
-    const double offset = a[3].toDouble();
-    const Tensor weight = offset == 0 ? a[1].toTensor() : a[1].toTensor() + offset;
+  return [op](const AdapterArguments& a) -> Values {
+    const Tensor x = a["x"].toTensor().contiguous();
+    const double offset = a["offset"].toDouble();
+    const Tensor weight = offset == 0 ? a["weight"].toTensor() : a["weight"].toTensor() + offset;
     if (x.numel() == 0) return {at::empty_like(x)};
-    return {call_boxed(op, {x, weight, a[2]}).at(0)};
+    return {call_boxed(op, {x, weight, a["eps"]}).at(0)};
   };
 }
 
-// value, spatial_shapes, level_start_index, sampling_locations, attention_weights as theirs takes them: without gaps,
-// in float32, sizes on value's device.
-Values plain_inputs(const Values& a, size_t first) {
-  const Tensor value = a[first].toTensor();
-  const auto numbers = [&](size_t i) { return a[first + i].toTensor().to(at::kFloat).contiguous(); };
-  const auto sizes = [&](size_t i) { return a[first + i].toTensor().to(value.device(), at::kLong).contiguous(); };
-  return {numbers(0), sizes(1), sizes(2), numbers(3), numbers(4)};
+// What a forward reads as theirs takes it: without gaps, in float32, sizes on value's device.
+Values plain_inputs(const AdapterArguments& a) {
+  const auto elements = [&](const char* name) { return a[name].toTensor().to(at::kFloat).contiguous(); };
+  const auto device = a["value"].toTensor().device();
+  const auto sizes = [&](const char* name) { return a[name].toTensor().to(device, at::kLong).contiguous(); };
+  return {elements("value"), sizes("spatial_shapes"), sizes("level_start_index"), elements("sampling_locations"),
+          elements("attention_weights")};
 }
 
 Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
-  return [op](const Values& a) -> Values {
-    const Tensor value = a[0].toTensor(), weights = a[4].toTensor();
+  return [op](const AdapterArguments& a) -> Values {
+    const Tensor value = a["value"].toTensor(), weights = a["attention_weights"].toTensor();
     const int64_t batch = value.size(0);
     if (weights.numel() == 0 || value.numel() == 0) {
       return {at::zeros({batch, weights.size(1), value.size(2) * value.size(3)}, value.options())};
     }
-    Values stack = plain_inputs(a, 0);
+    Values stack = plain_inputs(a);
     stack.emplace_back(batch);  // the images of a launch of theirs: all, which every batch is a multiple of
     return {call_boxed(op, std::move(stack))[0].toTensor().to(value.scalar_type())};
   };
 }
 
 Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
-  return [op](const Values& a) -> Values {  // dy, and what forward takes
-    const std::array<Tensor, 3> inputs = {a[1].toTensor(), a[4].toTensor(), a[5].toTensor()};
+  return [op](const AdapterArguments& a) -> Values {
+    const std::array<Tensor, 3> inputs = {a["value"].toTensor(), a["sampling_locations"].toTensor(),
+                                          a["attention_weights"].toTensor()};
     Values gradients;
     if (inputs[0].numel() == 0 || inputs[2].numel() == 0) {
       for (const Tensor& input : inputs) gradients.emplace_back(at::zeros_like(input));
       return gradients;
     }
-    Values stack = plain_inputs(a, 1);
-    stack.emplace_back(a[0].toTensor().to(at::kFloat).contiguous());
+    Values stack = plain_inputs(a);
+    stack.emplace_back(a["dy"].toTensor().to(at::kFloat).contiguous());
     stack.emplace_back(inputs[0].size(0));
     const Values found = call_boxed(op, std::move(stack));
     for (size_t i = 0; i < inputs.size(); ++i)
@@ -157,8 +159,7 @@ struct Counted : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     ++*calls_;
     const size_t count = op.schema().arguments().size();
-    const Values arguments(stack->end() - static_cast<ptrdiff_t>(count), stack->end());
-    Values results = adapter_(arguments);
+    Values results = adapter_({op.schema(), {stack->end() - static_cast<ptrdiff_t>(count), stack->end()}});
     torch::jit::drop(*stack, count);
     std::move(results.begin(), results.end(), std::back_inserter(*stack));
   }

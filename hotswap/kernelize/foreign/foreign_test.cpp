@@ -16,7 +16,7 @@
 
 #include "hotswap/base/file.h"
 #include "hotswap/hub/package/digest.h"
-#include "hotswap/kernelize/bind/example.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/testing.h"
 #include "hotswap/layers/deformable.h"

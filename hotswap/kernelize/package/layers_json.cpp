@@ -5,7 +5,7 @@
 #include "hotswap/base/json.h"
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
 #include "hotswap/layers/weight.h"
 
 namespace hotswap {

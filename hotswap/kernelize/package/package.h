@@ -13,7 +13,7 @@
 
 #include "hotswap/base/result.h"
 #include "hotswap/hub/names/variant.h"
-#include "hotswap/kernelize/bind/contract.h"
+#include "hotswap/kernelize/contract/contract.h"
 #include "hotswap/kernelize/package/manifest.h"
 
 namespace hotswap {

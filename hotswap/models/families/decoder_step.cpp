@@ -50,7 +50,8 @@ DecoderStep::DecoderStep(Module* owner, const ModelConfig& c, const Parts& parts
       products_(parts.attention.projections()),
       eps_(c.rms_norm_eps),
       activation_(activation_of(c)),
-      slot_(owner, needs_of(c, parts.attention.options()), [this] { return weights(); }) {
+      slot_(owner, "DecoderLayer", "decoder_layer/1", stock::decoder_layer, needs_of(c, parts.attention.options())) {
+  slot_.set_weights([this] { return weights_by_name(weights()); });
   for (const Linear* product : {&parts.mlp.gate_proj, &parts.mlp.up_proj, &parts.mlp.down_proj})
     products_.push_back(product);
   parts_.attention.set_layer_slot(&slot_);
@@ -87,10 +88,10 @@ void DecoderStep::tensors_changed() {
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
   const SelfAttentionOptions& o = parts_.attention.options();
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
-  const bool one_token = context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
-                         slot_.takes(in.x.size(0)) && (context.position.size(0) == 1 || slot_.takes_row_positions()) &&
-                         !at::GradMode::is_enabled() && all_fuse(products_) &&
-                         !context.attention.sequence().padding.defined();
+  const bool one_token =
+      context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 && takes_rows(slot_, in.x.size(0)) &&
+      (context.position.size(0) == 1 || slot_.claims(kRowPositions)) && !at::GradMode::is_enabled() &&
+      all_fuse(products_) && !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
   const auto [k, v] = context.memory->writable_rows(o.layer, in.x.size(0));
   if (!k.defined()) return {};
@@ -108,13 +109,13 @@ class FusedDecoderStep : public FusedStep {
   FusedDecoderStep(const Trunk& trunk, const DecoderLayerSlot& slot) : trunk_(trunk), slot_(slot) {}
   bool begin(StepBatch& step, const Tensor& position) const override {
     const Embedding& embedding = trunk_.embed_tokens;
-    const bool serves = slot_.takes(step.ids.size(0)) && slot_.inputs && embedding.plain() &&
+    const bool serves = takes_rows(slot_, step.ids.size(0)) && slot_.op<BeginStep>() && embedding.plain() &&
                         step.ids.is_contiguous() && embedding.data().is_contiguous() && !at::GradMode::is_enabled();
     if (!serves) return false;
     const Tensor& table = embedding.data();
     const Tensor rope = trunk_.rotary()->rows(step.capacity, table.scalar_type(), table.device());
     if (!rope.defined()) return false;
-    DecoderInputs made = slot_.inputs(step.ids.unsqueeze(1), table, rope, position);
+    DecoderInputs made = slot_.op<BeginStep>()(step.ids.unsqueeze(1), table, rope, position);
     step.inputs_embeds = std::move(made.x);
     step.rope = std::move(made.row);
     step.positions = std::move(made.position);
@@ -131,7 +132,7 @@ class FusedDecoderStep : public FusedStep {
 std::unique_ptr<FusedStep> make_fused_decoder_step(const ModelConfig& c, Trunk& trunk) {
   const DecoderLayerSlot* first = nullptr;
   trunk.each_slot([&](const std::string&, SlotBase& slot) {
-    if (first == nullptr) first = dynamic_cast<const DecoderLayerSlot*>(&slot);
+    if (first == nullptr) first = slot.as<DecoderLayerForward>();
   });
   const bool two_tables =
       trunk.rotary() != nullptr && !c.sliding_rope_parameters && !c.rotates_in_float32 && c.embedding_multiplier == 1;

@@ -1,17 +1,30 @@
 // The example of a contract: fresh inputs of a size, the stock forward that they go through, and the same in float64.
 // What `kernel bench`, `hotswap bench` and bind_test hold a package's layer against.
 //
-//   const Result<Example> example = layer.contract().example("RMSNorm", {.rows = 8, .dim = 16});
+//   const Result<Example> example = example_of(layer.contract()).make("RMSNorm", {.rows = 8, .dim = 16});
 //   example->stock(example->arguments);
 //   example->bound(layer)(example->arguments);                        // through a slot
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
-#include "hotswap/kernelize/bind/regular.h"
+#include "hotswap/base/error.h"
+#include "hotswap/base/result.h"
+#include "hotswap/kernelize/contract/contract.h"
+#include "hotswap/kernelize/contract/values.h"
+#include "hotswap/layers/slot.h"
 
 namespace hotswap {
+
+struct ExampleSize {
+  int64_t rows = 1024, dim = 1024;  // rows, or tokens, and their width: even
+  int64_t out = 0;                  // the width that comes out of a projection; 0: what the contract takes
+};
 
 using Tensors = std::vector<Tensor>;
 using ExampleForward = std::function<Tensors(const std::vector<c10::IValue>& arguments)>;
@@ -26,19 +39,21 @@ struct Example {
   double flops = 0;  // of a forward, where arithmetic is what it costs and not memory
 };
 
+// How the layers of a contract are proved and timed.
+struct ContractExample {
+  const char* contract;  // "rms_norm/1"
+  // Fresh inputs of that size with the stock forward that they go through. A Reason where nothing defines which
+  // function the layer of that name computes.
+  Result<Example> (*make)(const std::string& layer, const ExampleSize& size);
+  // What `hotswap bench` measures: one size that fits the L2 of a core, one larger than the LLC.
+  ExampleSize small = {.rows = 128}, large = {.rows = 32768};
+};
+// Every contract has one.
+const ContractExample& example_of(const Contract& contract);
+
 namespace binding {
 
 Tensor random(at::IntArrayRef shape);  // normal, float32
-
-// The arguments of a slot's forward, out of an op's: push()'s other way round.
-template <typename T>
-void take(const Values& values, size_t& next, T& out) {
-  out = values[next++].to<T>();
-}
-inline void take(const Values& values, size_t& next, std::optional<Tensor>& out) {
-  const c10::IValue& value = values[next++];
-  out = value.isNone() ? std::nullopt : std::optional(value.toTensor());
-}
 
 inline Tensors listed(const Tensor& result) { return {result}; }
 template <typename... Ts>

@@ -13,7 +13,8 @@
 #include <variant>
 #include <vector>
 
-#include "hotswap/kernelize/bind/regular.h"
+#include "hotswap/base/error.h"
+#include "hotswap/kernelize/contract/values.h"
 
 namespace hotswap::binding {
 

@@ -1,6 +1,6 @@
-// The table of contracts: a named, versioned set of op schemas that a package may offer a layer through, the code that
-// puts such ops into a Slot, and an example that proves and times it. A contract is one row in its family's file
-// (norm.cpp); that has its example, too, and its binding where the schemas' names do not say enough (regular.h).
+// A contract: a named, versioned set of op schemas that a package may offer a layer through, and what a layer of it may
+// claim. It is a row in its family's file of bind/ (norm.cpp), which has its binding, too, where the schemas' names do
+// not define it (bind/regular.h). Its example, which proves and times the layer, is in the family's file of example/.
 //
 //   forward         inference: saves nothing
 //   forward_train   also returns what backward needs
@@ -10,7 +10,6 @@
 // A role that is not optional is required: forward of every layer, the others of a layer that has a backward.
 #pragma once
 
-#include <cstdint>
 #include <map>
 #include <set>
 #include <string>
@@ -23,12 +22,6 @@ namespace hotswap {
 
 class SlotBase;
 class LayerOps;
-struct Example;
-
-struct ExampleSize {
-  int64_t rows = 1024, dim = 1024;  // rows, or tokens, and their width: even
-  int64_t out = 0;                  // the width that comes out of a projection; 0: what the contract takes
-};
 
 // The weight formats that were called "packed" before a package could list them.
 inline const std::set<std::string> kPackedFormats = {"q8_0", "q4_0", "q4_1"};
@@ -50,11 +43,6 @@ struct Contract {
   // Binds the layer's ops to a slot of this contract: below autograd where no gradient is asked for, else through an
   // autograd function of the host.
   void (*bind)(SlotBase& slot, const LayerOps& layer);
-  // Fresh inputs of that size with the stock forward that they go through (example.h). A Reason where nothing says
-  // which function the layer of that name computes.
-  Result<Example> (*example)(const std::string& layer, const ExampleSize& size);
-  // What `hotswap bench` measures: one size that fits the L2 of a core, one larger than the LLC.
-  ExampleSize small = {.rows = 128}, large = {.rows = 32768};
   // What a layer of this contract may claim beside the capabilities that every layer has.
   std::set<std::string> features = {}, numbers = {};  // "window"; "head_dims"
   bool optional = false;  // where its slot is empty, all that the layer does goes through other slots
