@@ -1,14 +1,16 @@
 """A stranger's view: installs the build into an empty folder, builds examples/generate against it, and runs it.
 
-    install_test.py --build build --python .venv/bin/python [--alone]
+    install_test.py --build build --python .venv/bin/python
 
-What is installed of headers is what docs/design.md calls public, and compiles. Runs the example on the small model that hotswap/models/golden_model.py makes.
+What is installed of headers is cmake/public_headers.txt and nothing else, each of them compiles in a source of its own, and an
+installation with a header that includes an internal one fails. Runs the example on the small model that hotswap/models/golden_model.py makes.
 """
 
 import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MAX_HEADERS = 25
 
 
 def run(*command, **kwargs) -> str:
@@ -28,26 +31,9 @@ def run(*command, **kwargs) -> str:
     return done.stdout
 
 
-def included(header: str) -> list[str]:
-    return re.findall(r'^#include [<"]([^>"]+)[>"]', (ROOT / header).read_text(), re.MULTILINE)
-
-
-def closure(headers: set[str]) -> set[str]:
-    """These headers of ours, and all that they include, by others as well; what is not ours by its name alone."""
-    found: set[str] = set()
-    while headers:
-        found |= headers
-        ours = [header for header in headers if header.startswith("hotswap/")]
-        headers = {target for header in ours for target in included(header)} - found
-    return found
-
-
 def public_headers() -> set[str]:
-    """docs/design.md, "Public headers"."""
-    named = {"hotswap/hotswap.h"}
-    for document in ("adding_a_model", "adding_a_kernel"):
-        named.update(re.findall(r"hotswap/[a-z0-9_/]+\.h", (ROOT / f"docs/{document}.md").read_text()))
-    return {header for header in closure(named) if header.startswith("hotswap/")}
+    listed = (ROOT / "cmake/public_headers.txt").read_text().splitlines()
+    return {line for line in listed if line.startswith("hotswap/")}
 
 
 def check_headers(include: Path) -> set[str]:
@@ -55,29 +41,42 @@ def check_headers(include: Path) -> set[str]:
     public = public_headers()
     headers = {str(path.relative_to(include)) for path in include.rglob("*") if path.is_file()}
     if more := sorted(headers - public):
-        sys.exit(f"install_test: expected public headers only; got {', '.join(more)}; see cmake/public_headers.cmake")
+        sys.exit(f"install_test: expected public headers only; got {', '.join(more)}; see cmake/public_headers.txt")
     if less := sorted(public - headers):
         sys.exit(f"install_test: expected every public header; {', '.join(less)} is not installed; see cmake/public_headers.cmake")
     private = re.compile(r"^hotswap/cli/|/testdata/|/fuzz/|/test[a-z_]*\.h$|/sigstore_world\.h$|_impl\.h$")
     if found := sorted(filter(private.search, headers)):
-        sys.exit(f"install_test: expected nothing private among the public headers; got {', '.join(found)}; do not include them")
+        sys.exit(f"install_test: expected nothing private among the public headers; got {', '.join(found)}; take them off the list")
+    if len(headers) > MAX_HEADERS:
+        sys.exit(f"install_test: expected at most {MAX_HEADERS} public headers; got {len(headers)}; keep what a caller does not need internal")
     print(f"{len(headers)} public headers")
     return headers
 
 
-def compile_headers(headers: set[str], flags: list[str], folder: Path, alone: bool) -> None:
-    """Those that the example does not reach by hotswap.h, in one source; alone: every header, each in a source of its own."""
-    others = sorted(headers if alone else headers - closure({"hotswap/hotswap.h"}))
-    units = [[header] for header in others] if alone else [others]
+def check_refusal(folder: Path) -> None:
+    """A copy of the headers in which a public one includes an internal one: its installation fails, and names both."""
+    for header in public_headers():
+        (folder / "source" / header).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / header, folder / "source" / header)
+    with (folder / "source/hotswap/hotswap.h").open("a") as umbrella:
+        umbrella.write('#include "hotswap/models/trunk.h"\n')
+    defines = [f"-DHOTSWAP_SOURCE_DIR={folder}/source", f"-DHOTSWAP_INCLUDE_DESTINATION={folder}/include"]
+    done = subprocess.run(["cmake", *defines, "-P", ROOT / "cmake/public_headers.cmake"], capture_output=True, text=True)
+    if not done.returncode or "hotswap/hotswap.h" not in done.stderr or "hotswap/models/trunk.h" not in done.stderr:
+        sys.exit(f"install_test: expected an error that names hotswap.h and trunk.h; got {done.returncode}: {done.stderr}")
 
-    def compile_unit(unit: list[str]) -> None:
-        source = folder / (re.sub(r"\W", "_", unit[0]) + ".cpp")
-        source.write_text("".join(f'#include "{header}"\n' for header in unit))
+
+def compile_headers(headers: set[str], flags: list[str], folder: Path) -> None:
+    """Every header in a source of its own."""
+
+    def compile_one(header: str) -> None:
+        source = folder / (re.sub(r"\W", "_", header) + ".cpp")
+        source.write_text(f'#include "{header}"\n')
         run("c++", "-std=c++20", "-fsyntax-only", *flags, source)
 
     folder.mkdir()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(compile_unit, units):
+        for _ in pool.map(compile_one, sorted(headers)):
             pass
 
 
@@ -85,7 +84,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--python", type=Path, required=True)
-    parser.add_argument("--alone", action="store_true", help="every public header in a source of its own: minutes")
     args = parser.parse_args()
     clean = {k: v for k, v in os.environ.items() if k not in ("LD_LIBRARY_PATH", "HOTSWAP_PACKAGES", "GTEST_OUTPUT")}
     with tempfile.TemporaryDirectory(prefix="hotswap-install-") as folder:
@@ -100,6 +98,7 @@ def main() -> None:
             if not (prefix / wanted).exists():
                 sys.exit(f"install_test: expected {wanted} after cmake --install; got no such file")
         headers = check_headers(prefix / "include")
+        check_refusal(Path(folder) / "refused")
         run(
             "cmake",
             "-S",
@@ -116,7 +115,7 @@ def main() -> None:
         flags = [part for at, part in enumerate(command) if part.startswith("-I") or "-isystem" in (part, command[at - 1])]
         with ThreadPoolExecutor(1) as beside:
             building = beside.submit(run, "cmake", "--build", work)
-            compile_headers(headers, flags, Path(folder) / "headers", args.alone)
+            compile_headers(headers, flags, Path(folder) / "headers")
             building.result()
         listed = json.loads(run(prefix / "bin/hotswap", "kernel", "list", "--json", env=clean))
         if "norm" not in json.dumps(listed) or str(prefix) not in json.dumps(listed):

@@ -5,6 +5,7 @@
 #include "hotswap/cli/flags/sampling_flags.h"
 #include "hotswap/cli/generate_text.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/models/config.h"
 
 namespace hotswap {
 namespace {

@@ -8,6 +8,7 @@
 #include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/score_rows.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/models/config.h"
 #include "hotswap/models/formats/safetensors.h"
 
 namespace hotswap {

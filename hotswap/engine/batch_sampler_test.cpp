@@ -106,8 +106,8 @@ class Draws : public testing::TestWithParam<bool> {
       made->kernelize(Mode::of_training(false));
       return made;
     }();
-    EXPECT_TRUE(model->sample());
-    return BatchSampler(model->sample());
+    EXPECT_TRUE(model->lm_head().sample());
+    return BatchSampler(model->lm_head().sample());
   }
 };
 INSTANTIATE_TEST_SUITE_P(BatchSampler, Draws, testing::Bool(),

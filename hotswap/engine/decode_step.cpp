@@ -70,7 +70,7 @@ void DecodeStep::begin_in_place(const Tensor& tokens) {
 // As it is captured: in memory that stays where it is.
 void DecodeStep::run_in_place() {
   const Tensor logits = step_.forward(model_, token_);
-  const auto& argmax = model_.argmax();
+  const auto& argmax = model_.lm_head().argmax();
   if (sampler_.is_argmax() && argmax) {  // one launch
     argmax(token_, logits, mapped_tokens_, step_.position());
     return;

@@ -8,6 +8,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/engine/device_copy.h"
+#include "hotswap/models/config.h"
 
 namespace hotswap {
 namespace {
@@ -69,7 +70,7 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
       runner_(model, pool_, options.groups, options.capture),
       replays_(options.exact || keys_depend_on_length(model)),
       reader_(model.device(), options.max_sequences),
-      batch_sampler_(model.sample()) {
+      batch_sampler_(model.lm_head().sample()) {
   const int64_t page = options.exact ? options.chunk : kPrefixPage;
   if (page == 0 || options.prefix_tokens < page || keys_depend_on_length(model)) return;
   prefixes_ = std::make_unique<PrefixCache>(

@@ -15,6 +15,7 @@
 #include "hotswap/base/log.h"
 #include "hotswap/engine/capture.h"
 #include "hotswap/engine/device_copy.h"
+#include "hotswap/models/config.h"
 
 namespace hotswap {
 namespace {

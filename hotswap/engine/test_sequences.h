@@ -6,6 +6,7 @@
 
 #include "hotswap/engine/scheduler.h"
 #include "hotswap/engine/test_families.h"
+#include "hotswap/models/family.h"
 
 namespace hotswap::test_support {
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/models/fused_step.h"
 
 namespace hotswap {
 

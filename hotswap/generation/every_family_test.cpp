@@ -17,6 +17,7 @@
 #include "hotswap/engine/test_pool.h"
 #include "hotswap/engine/uniform_step.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/models/family.h"
 
 namespace hotswap {
 namespace {

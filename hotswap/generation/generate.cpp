@@ -15,6 +15,7 @@
 #include "hotswap/engine/scheduler.h"
 #include "hotswap/engine/token_reader.h"
 #include "hotswap/generation/generate_impl.h"
+#include "hotswap/models/config.h"
 
 namespace hotswap {
 

@@ -15,6 +15,7 @@
 #include "hotswap/engine/sampler.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/kernelize/package/package.h"
+#include "hotswap/layers/cache.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {

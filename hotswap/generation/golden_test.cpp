@@ -15,6 +15,7 @@
 #include "hotswap/base/file.h"
 #include "hotswap/base/test_data.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/tokenizers/export.h"

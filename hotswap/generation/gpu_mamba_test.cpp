@@ -9,6 +9,7 @@
 
 #include "hotswap/engine/test_gpu.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/layers/cache.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {

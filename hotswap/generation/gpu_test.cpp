@@ -18,6 +18,7 @@
 #include "hotswap/engine/uniform_step.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/generation/test_sampling.h"
+#include "hotswap/layers/cache.h"
 #include "hotswap/models/auto.h"
 
 namespace hotswap {

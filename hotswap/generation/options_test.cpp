@@ -13,6 +13,7 @@
 #include "hotswap/engine/test_gpu.h"
 #include "hotswap/generation/generate.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/config.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {

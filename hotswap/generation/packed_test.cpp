@@ -11,6 +11,8 @@
 #include "hotswap/base/error.h"
 #include "hotswap/engine/test_gpu.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/layers/linear.h"
+#include "hotswap/layers/norm.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/test_gguf.h"
 

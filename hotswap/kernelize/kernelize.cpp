@@ -10,6 +10,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/resolve.h"
 #include "hotswap/layers/slot.h"
 

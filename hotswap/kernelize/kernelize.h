@@ -19,7 +19,6 @@
 
 #include "hotswap/kernelize/mapping.h"
 #include "hotswap/kernelize/mode.h"
-#include "hotswap/kernelize/package/package.h"
 #include "hotswap/kernelize/report.h"
 #include "hotswap/layers/module.h"
 

@@ -10,6 +10,7 @@
 #include "hotswap/base/test_support.h"
 #include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/kernelize.h"
+#include "hotswap/kernelize/package/package.h"
 #include "hotswap/layers/activation.h"
 #include "hotswap/layers/loss.h"
 #include "hotswap/layers/mlp.h"

@@ -4,6 +4,8 @@
 
 #include <set>
 
+#include "hotswap/layers/weight.h"
+
 namespace hotswap {
 namespace {
 
@@ -26,6 +28,10 @@ void Module::own(std::string name, Weight& weight, at::IntArrayRef shape, Init i
   own(std::move(name), weight.data, shape, std::move(init));
   tensors_.back().weight = &weight;
 }
+
+void Module::share(std::string name, Weight& weight) { share(std::move(name), weight.data); }
+
+bool Module::Owned::encoded() const { return weight != nullptr && weight->encoded(); }
 
 void Module::own_buffer(std::string name, Tensor& tensor, at::IntArrayRef shape, at::ScalarType dtype, Init init) {
   tensor = at::empty(shape, at::TensorOptions().device(at::kMeta).dtype(dtype));

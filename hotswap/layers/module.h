@@ -25,11 +25,12 @@
 #include <utility>
 #include <vector>
 
-#include "hotswap/layers/weight.h"
-
 namespace hotswap {
 
+using at::Tensor;
+
 class SlotBase;
+struct Weight;
 
 // What a fresh tensor holds before any training. The spread of the normal one is the model's (initializer_range).
 struct Init {
@@ -86,7 +87,7 @@ class Module {
   void own(std::string name, Module& child) { children_.emplace_back(std::move(name), &child); }
   // A tensor that another module owns, under a second name: a tied output head.
   void share(std::string name, Tensor& tensor) { tensors_.push_back({std::move(name), &tensor, Init::normal()}); }
-  void share(std::string name, Weight& weight) { share(std::move(name), weight.data); }
+  void share(std::string name, Weight& weight);
   virtual void on_mode_change() {}
   virtual void on_tensors_changed() {}
   virtual void on_moved(at::Device /*device*/) {}  // to() was called; for tensors that are no parameters
@@ -99,7 +100,7 @@ class Module {
     Init init;
     bool is_buffer = false;
     Weight* weight = nullptr;  // whose data it is
-    bool encoded() const { return weight != nullptr && weight->encoded(); }
+    bool encoded() const;
   };
   void each_owned(const std::function<void(const std::string& name, Owned& owned)>& visit);
   std::vector<Owned> tensors_;

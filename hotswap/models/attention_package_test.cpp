@@ -10,6 +10,7 @@
 
 #include "hotswap/kernelize/bind/test_attention.h"
 #include "hotswap/kernelize/test_hub.h"
+#include "hotswap/layers/cache.h"
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/auto.h"
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/layers/norm.h"
 #include "hotswap/layers/slot.h"
 #include "hotswap/models/auto.h"
 

@@ -7,6 +7,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/layers/linear.h"
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"

@@ -1,4 +1,4 @@
-#include "hotswap/models/causal_lm.h"
+#include "hotswap/models/causal_lm_impl.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
@@ -42,20 +42,34 @@ void add_aux_loss(const MixtureConfig& mixture, const ForwardArguments& a, Causa
 
 }  // namespace
 
+CausalLM::Parts::Parts(const Family& family, const Json& json)
+    : config(family.read_config(json)),
+      trunk(config, family.make_block),
+      fused_step(family.make_fused_step != nullptr ? family.make_fused_step(config, trunk) : nullptr),
+      lm_head(config.tie_word_embeddings ? Linear(trunk.embed_tokens.weight)
+                                         : Linear(config.hidden_size, config.vocab_size, /*with_bias=*/false)) {}
+
 CausalLM::CausalLM(const Family& family, Json config)
     : family_(family),
-      config_(family.read_config(config)),
       config_json_(std::move(config)),
-      model_(config_, family.make_block),
-      fused_step_(family.make_fused_step != nullptr ? family.make_fused_step(config_, model_) : nullptr),
-      lm_head_(config_.tie_word_embeddings ? Linear(model_.embed_tokens.weight)
-                                           : Linear(config_.hidden_size, config_.vocab_size, /*with_bias=*/false)),
-      kernels_([names = family.module_names(config_)](const std::string& name) { return name_before(names, name); }) {
-  own("model", model_);
-  own("lm_head", lm_head_);
-  own("loss_function", loss_);
+      parts_(std::make_unique<Parts>(family, config_json_)),
+      kernels_(
+          [names = family.module_names(parts_->config)](const std::string& name) { return name_before(names, name); }) {
+  own("model", parts_->trunk);
+  own("lm_head", parts_->lm_head);
+  own("loss_function", parts_->loss);
   set_attn_implementation("");
 }
+
+CausalLM::~CausalLM() = default;
+
+Tensor CausalLM::largest(const Tensor& logits) const { return parts_->lm_head.largest(logits); }
+const Linear& CausalLM::lm_head() const { return parts_->lm_head; }
+std::unique_ptr<Cache> CausalLM::make_cache(int64_t reserve) const { return parts_->trunk.make_cache(reserve); }
+const FusedStep* CausalLM::fused_step() const { return parts_->fused_step.get(); }
+const ModelConfig& CausalLM::config() const { return parts_->config; }
+at::Device CausalLM::device() const { return parts_->trunk.embed_tokens.data().device(); }
+at::ScalarType CausalLM::dtype() const { return parts_->trunk.dtype(); }
 
 bool CausalLM::has_encoded_weights() {
   bool found = false;
@@ -69,7 +83,7 @@ void CausalLM::unpack(bool without_kernel_only) {
     auto* linear = dynamic_cast<Linear*>(&part);
     if (linear != nullptr && !(without_kernel_only && linear->bound())) linear->dequantise(dtype);
   });
-  if (!without_kernel_only) model_.embed_tokens.dequantise(dtype);
+  if (!without_kernel_only) parts_->trunk.embed_tokens.dequantise(dtype);
   tensors_changed();
   bind_again();
 }
@@ -173,14 +187,14 @@ void CausalLM::unkernelize() {
 }
 
 void CausalLM::set_attn_implementation(const std::string& given, const KernelOptions& options) {
-  const std::string stock = stock_attention_of(model_);
+  const std::string stock = stock_attention_of(parts_->trunk);
   const std::string name = given.empty() ? stock : given;
   check_attn_implementation(name);
   const bool by_kernel = is_attention_kernel(name);
   if (by_kernel && !layers_with_slots(*this).contains(kAttentionLayer)) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = cat("a model with attention for the kernel ", name),
-                 .got = cat("a model of type ", config_.model_type, ", which has none"),
+                 .got = cat("a model of type ", parts_->config.model_type, ", which has none"),
                  .next = "name no attn_implementation"});
   }
   const std::string before = std::exchange(attn_implementation_, name);
@@ -197,15 +211,15 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
     attn_implementation_ = before;
     throw;
   }
-  set_stock_attention(model_, attention_kind(by_kernel ? stock : name));  // also beneath a kernel
+  set_stock_attention(parts_->trunk, attention_kind(by_kernel ? stock : name));  // also beneath a kernel
 }
 
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const c10::DeviceGuard current(device());  // packages of others may launch on whichever GPU is current
   CausalLMOutput out;
-  const bool keeps_router_logits = a.output_router_logits.value_or(config_.mixture.output_router_logits);
+  const bool keeps_router_logits = a.output_router_logits.value_or(parts_->config.mixture.output_router_logits);
   // [batch, time, hidden_size]
-  const Tensor hidden = model_.forward({.input_ids = a.input_ids,
+  const Tensor hidden = parts_->trunk.forward({.input_ids = a.input_ids,
                                         .attention_mask = a.attention_mask,
                                         .position_ids = a.position_ids,
                                         .cu_seqlens = a.cu_seqlens,
@@ -226,25 +240,25 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
-  if (has_labels && !need_logits && loss_.fuses() && all_plain({&lm_head_})) {
-    const Tensor scaled = config_.logits_scaling == 1 ? hidden : at::div(hidden, config_.logits_scaling);
-    out.loss = loss_.from_hidden(
-        scaled, lm_head_.data(),
-        {.labels = a.labels, .items = a.num_items_in_batch, .softcap = config_.final_logit_softcapping});
-    add_aux_loss(config_.mixture, a, out);
+  if (has_labels && !need_logits && parts_->loss.fuses() && all_plain({&parts_->lm_head})) {
+    const Tensor scaled = parts_->config.logits_scaling == 1 ? hidden : at::div(hidden, parts_->config.logits_scaling);
+    out.loss = parts_->loss.from_hidden(
+        scaled, parts_->lm_head.data(),
+        {.labels = a.labels, .items = a.num_items_in_batch, .softcap = parts_->config.final_logit_softcapping});
+    add_aux_loss(parts_->config.mixture, a, out);
     return out;
   }
   const int64_t time = hidden.size(1), kept = a.logits_to_keep == 0 ? time : std::min(time, a.logits_to_keep);
   out.logits = logits_of(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
-  if (has_labels) out.loss = loss_.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
-  add_aux_loss(config_.mixture, a, out);
+  if (has_labels) out.loss = parts_->loss.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
+  add_aux_loss(parts_->config.mixture, a, out);
   return out;
 }
 
 Tensor CausalLM::logits_of(const Tensor& hidden) const {
-  Tensor logits = lm_head_.forward(hidden);
-  if (config_.logits_scaling != 1) logits = at::div(logits, config_.logits_scaling);
-  const double cap = config_.final_logit_softcapping;
+  Tensor logits = parts_->lm_head.forward(hidden);
+  if (parts_->config.logits_scaling != 1) logits = at::div(logits, parts_->config.logits_scaling);
+  const double cap = parts_->config.final_logit_softcapping;
   return cap == 0 ? logits : at::mul(at::tanh(at::div(logits, cap)), cap);
 }
 
@@ -260,7 +274,7 @@ void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device devi
     } else if (init.draw) {
       init.draw(fresh, generator);
     } else {
-      fresh.normal_(0, config_.initializer_range, generator);
+      fresh.normal_(0, parts_->config.initializer_range, generator);
     }
     tensor = fresh.to(device, is_float ? dtype : fresh.scalar_type());
     tensor.set_requires_grad(wants_grad);
@@ -280,10 +294,10 @@ void CausalLM::save_pretrained(const std::filesystem::path& folder) {
   config.erase("quantization_config");  // weights were dequantised as they were read
   config["dtype"] = dtype_name(dtype());
   write_file(folder / "config.json", config.dump(2) + "\n");
-  save_pretrained_weights(folder, in_checkpoint_terms(plain_tensors(), family_.tensor_rules(config_)));
+  save_pretrained_weights(folder, in_checkpoint_terms(plain_tensors(), family_.tensor_rules(parts_->config)));
 
   nlohmann::ordered_json generation = nlohmann::ordered_json::object();
-  if (config_.bos_token_id) generation["bos_token_id"] = *config_.bos_token_id;
+  if (parts_->config.bos_token_id) generation["bos_token_id"] = *parts_->config.bos_token_id;
   generation.update(to_json(generation_config_));
   write_file(folder / "generation_config.json", generation.dump(2) + "\n");
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <filesystem>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,13 +11,17 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/kernelize/kernelize.h"
-#include "hotswap/layers/linear.h"
-#include "hotswap/layers/loss.h"
-#include "hotswap/models/family.h"
 #include "hotswap/models/generation_config.h"
-#include "hotswap/models/trunk.h"
 
 namespace hotswap {
+
+class Cache;
+class FusedStep;
+class Linear;
+class StepMemory;
+struct Family;
+struct ModelConfig;
+struct StepBatch;
 
 struct ForwardArguments {
   Tensor input_ids;            // [batch, time] int64
@@ -52,25 +55,24 @@ class CausalLM : public Module {
  public:
   // Tensors are on the meta device until init_weights() or load_into().
   CausalLM(const Family& family, Json config);
+  ~CausalLM() override;
   CausalLMOutput forward(const ForwardArguments& arguments);
   CausalLMOutput operator()(const ForwardArguments& arguments) { return forward(arguments); }
 
   // Defined in generation/generate.cpp, where the loop is: [batch, time] -> [batch, time + new]
   Tensor generate(const Tensor& input_ids, const GenerationConfig& config = {}, const Tensor& attention_mask = {});
 
-  // Of logits: where each row's largest stands, [batch, vocab] -> [batch] int64. By the head's kernel where it has one.
-  Tensor largest(const Tensor& logits) const { return lm_head_.largest(logits); }
+  // Of logits: the index of each row's maximum, [batch, vocab] -> [batch] int64. By the head's kernel where it has one.
+  Tensor largest(const Tensor& logits) const;
+  // It has the roles of its kernel: argmax() and sample().
+  const Linear& lm_head() const;
 
-  // Roles of the head's kernel (layers/linear.h), of logits: the same into the caller's memory, and a token of each
-  // row, drawn by settings. Null where the head has no kernel for it.
-  const std::function<Argmax::Signature>& argmax() const { return lm_head_.argmax(); }
-  const std::function<Sample::Signature>& sample() const { return lm_head_.sample(); }
-
-  // An empty cache for `cache`, which grows beyond `reserve` tokens; layers with a sliding window keep that much.
-  std::unique_ptr<Cache> make_cache(int64_t reserve = 0) const { return model_.make_cache(reserve); }
+  // An empty cache (layers/cache.h) for `cache`, which grows beyond `reserve` tokens; layers with a sliding window keep
+  // that much.
+  std::unique_ptr<Cache> make_cache(int64_t reserve = 0) const;
 
   // Null: the family has none.
-  const FusedStep* fused_step() const { return fused_step_.get(); }
+  const FusedStep* fused_step() const;
 
   // Which forward runs in each layer. Without a mode: the one of train() or eval(), which also bind anew from then on.
   const KernelReport& kernelize(Mode mode);
@@ -80,13 +82,13 @@ class CausalLM : public Module {
   const KernelReport& kernel_report() const { return kernels_.report(); }  // empty unless kernelized
 
   const Family& family() const { return family_; }
-  const ModelConfig& config() const { return config_; }
+  const ModelConfig& config() const;
   const Json& config_json() const { return config_json_; }
   const GenerationConfig& generation_config() const { return generation_config_; }
   void set_generation_config(GenerationConfig config) { generation_config_ = std::move(config); }
 
-  at::Device device() const { return model_.embed_tokens.data().device(); }
-  at::ScalarType dtype() const { return model_.dtype(); }
+  at::Device device() const;
+  at::ScalarType dtype() const;
   // Weights that keep their file's format (layers/weight.h): nothing trains them. unpack(): plain ones in dtype() from
   // now on, only those of layers that have no kernel, or all; kernels are bound again.
   bool has_encoded_weights();
@@ -122,23 +124,21 @@ class CausalLM : public Module {
   void on_mode_change() override;
 
  private:
-  const Family& family_;
-  ModelConfig config_;
-  Json config_json_;
-  GenerationConfig generation_config_;
-  std::filesystem::path source_;
+  struct Parts;  // causal_lm_impl.h: the layers, and the config that they are made by
   const KernelReport& bind_kernels(Mode mode);
   void bind_again();
   void join_projections();
-  TensorMap plain_tensors();                     // encoded ones as they are dequantised
-  Tensor logits_of(const Tensor& hidden) const;  // [..., hidden_size] -> [..., vocab]
+  std::vector<std::pair<std::string, Tensor>> plain_tensors();  // encoded ones as they are dequantised
+  Tensor logits_of(const Tensor& hidden) const;                 // [..., hidden_size] -> [..., vocab]
+
+  const Family& family_;
+  Json config_json_;
+  GenerationConfig generation_config_;
+  std::filesystem::path source_;
   std::string attn_implementation_;
   KernelOptions kernel_options_;  // the caller's
   bool swaps_layers_ = false;     // kernelize() was called: not the attention alone
-  Trunk model_;
-  std::unique_ptr<FusedStep> fused_step_;  // of model_
-  Linear lm_head_;
-  CausalLMLoss loss_;
+  std::unique_ptr<Parts> parts_;
   Kernelizer kernels_;
   std::string adapter_name_;
   std::shared_ptr<AppliedLora> lora_;  // null: no adapter is loaded

@@ -16,6 +16,7 @@
 #include <random>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
 

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/test_files.h"
 

@@ -6,6 +6,7 @@
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/config.h"
 
 namespace hotswap {
 namespace {

@@ -2,7 +2,7 @@
 #include "hotswap/models/lora.h"
 
 #include "hotswap/base/error.h"
-#include "hotswap/models/causal_lm.h"
+#include "hotswap/models/causal_lm_impl.h"
 #include "hotswap/models/model_folder.h"
 
 namespace hotswap {
@@ -61,8 +61,10 @@ void CausalLM::merge_and_unload() {
   lora_->merge();
   lora_.reset();
   adapter_name_.clear();
-  if (config_.tie_word_embeddings || !lm_head_.data().is_alias_of(model_.embed_tokens.data())) return bind_again();
-  lm_head_.weight.data = lm_head_.data().clone();  // untied for the adapter: a checkpoint needs both
+  Linear& head = parts_->lm_head;
+  if (parts_->config.tie_word_embeddings || !head.data().is_alias_of(parts_->trunk.embed_tokens.data()))
+    return bind_again();
+  head.weight.data = head.data().clone();  // untied for the adapter: a checkpoint needs both
   bind_again();
 }
 

@@ -11,7 +11,9 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/linear.h"
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/tensor_rules.h"
 #include "hotswap/models/formats/tensors_checkpoint.h"
 #include "hotswap/models/lora.h"

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "hotswap/layers/cache.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
 

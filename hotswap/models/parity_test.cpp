@@ -12,6 +12,7 @@
 #include "hotswap/base/file.h"
 #include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
 

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <random>
 
+#include "hotswap/models/trunk_input.h"
 #include "hotswap/serve/chat_messages.h"
 #include "hotswap/serve/grammar_constraint.h"
 

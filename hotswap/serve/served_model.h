@@ -8,6 +8,7 @@
 
 #include "hotswap/chat/chat_template.h"
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/config.h"
 #include "hotswap/serve/grammar_compiler.h"
 #include "hotswap/tokenizers/tokenizer.h"
 

@@ -18,6 +18,8 @@
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/generation/generate.h"
+#include "hotswap/layers/cache.h"
+#include "hotswap/models/config.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {

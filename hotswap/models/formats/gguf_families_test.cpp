@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/test_gguf.h"
 #include "hotswap/models/formats/weights.h"
 

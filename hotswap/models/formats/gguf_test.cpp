@@ -7,6 +7,7 @@
 
 #include "hotswap/base/sha256.h"
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/test_gguf.h"
 #include "hotswap/models/formats/weights.h"

@@ -10,6 +10,7 @@
 #include "hotswap/base/json.h"
 #include "hotswap/base/sha256.h"
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {

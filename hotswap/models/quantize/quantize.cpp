@@ -11,6 +11,7 @@
 #include "hotswap/base/staged.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/quantised.h"
 #include "hotswap/models/model_folder.h"
 #include "hotswap/models/quantize/quantize_impl.h"

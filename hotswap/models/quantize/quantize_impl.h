@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/quantize/quantize.h"
 
 namespace hotswap::quantizing {

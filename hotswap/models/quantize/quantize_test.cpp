@@ -10,6 +10,7 @@
 #include <set>
 
 #include "hotswap/models/auto.h"
+#include "hotswap/models/formats/gguf.h"
 #include "hotswap/models/quantize/quantize_impl.h"
 #include "hotswap/models/test_files.h"
 

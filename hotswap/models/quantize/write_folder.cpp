@@ -11,6 +11,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/layers/linear.h"
 #include "hotswap/layers/parallel.h"
 #include "hotswap/models/config.h"
 #include "hotswap/models/formats/safetensors.h"

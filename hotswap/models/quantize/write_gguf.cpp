@@ -8,6 +8,7 @@
 #include "hotswap/chat/chat_template_sources.h"
 #include "hotswap/layers/gguf_dequant.h"
 #include "hotswap/layers/rope.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/gguf_encode.h"
 #include "hotswap/models/formats/gguf_write.h"
 #include "hotswap/models/quantize/quantize_impl.h"
