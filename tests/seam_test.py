@@ -1,8 +1,9 @@
-"""How many files a new weight format and a new adapter touch, and what layers know of a step, counted from the tree itself.
+"""How many files a new weight format, adapter, family and package touch, and what layers know of a step, counted from the tree itself.
 
 A weight format that only Linear serves touches each file that lists the formats there are: whose code names q8_0, q4_0
-and q4_1. An adapter on Linear touches each file whose code names it: Weight, Linear, what fuses it, the reader of adapters' files. Tests, documents and comments do not count. Prints
-both lists; exits 1 where one is longer than its limit.
+and q4_1. An adapter on Linear touches each file whose code names it: Weight, Linear, what fuses it, the reader of adapters' files. A family with a new attention part touches what names DeepSeek-V2's latent attention, its options or
+the row; V3, which came later, and the header that V3 shares with it do not count. A package with one op touches one folder: no code outside of kernels/dyt
+names dyt. Tests, documents and comments do not count. Prints the lists; exits 1 where one is longer than its limit.
 
 How a step runs is the engine's business: headers of layers and models name no captured graph, no length that a device
 counts and no promise about a prefetch, and a Cache has at most six public methods.
@@ -17,6 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FORMATS = ("q8_0", "q4_0", "q4_1")
 ADAPTER = re.compile(r"\b(?:Adapter|adapter_|set_adapter|all_fuse)\b")
 OTHER_ADAPTERS = "hotswap/kernelize/foreign/"  # of packages that were not made for hotswap
+NEW_ATTENTION = re.compile(r"\b(?:LatentAttention\w*|\w*latent_attention\w*|\w+_lora_rank|qk_nope_head_dim|kDeepseekV2)\b")
+LATER_FAMILY = ("hotswap/models/families/deepseek_v3.cpp", "hotswap/models/families/deepseek_v2.h")
+PACKAGE = re.compile(r"\bdyt\b", re.IGNORECASE)
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"//[^\n]*")
 NOT_TOUCHED = {
@@ -25,7 +29,12 @@ NOT_TOUCHED = {
 }
 OF_STEPS = re.compile(r"captur|cuda.?graph|device_length|weights_are_old|prefetch", re.IGNORECASE)
 CACHE_METHODS = 6
-LIMITS = {"a weight format that only Linear serves": 6, "an adapter on Linear": 5}
+LIMITS = {
+    "a weight format that only Linear serves": 6,
+    "an adapter on Linear": 5,
+    "a family with a new attention part": 4,
+    "a package with one op (folders)": 1,
+}
 
 
 def sources() -> dict[str, str]:
@@ -63,6 +72,8 @@ def main() -> int:
     touched = {
         "a weight format that only Linear serves": [n for n in code if n not in NOT_TOUCHED and lists_formats(code[n])],
         "an adapter on Linear": [n for n in code if ADAPTER.search(code[n]) and not n.startswith(OTHER_ADAPTERS)],
+        "a family with a new attention part": [n for n in code if NEW_ATTENTION.search(code[n]) and n not in LATER_FAMILY],
+        "a package with one op (folders)": sorted({"/".join(n.split("/")[:2]) for n in code if PACKAGE.search(code[n])}),
     }
     failed = False
     for what, files in touched.items():

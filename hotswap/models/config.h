@@ -2,6 +2,7 @@
 // implemented are Errors that name it; nothing is guessed.
 #pragma once
 
+#include <any>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,9 +22,9 @@ struct ModelConfig {
   std::string model_type;
   int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
   int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
-  // Of latent attention alone (layers/latent_attention.h), whose head_dim is the rotary part's.
-  std::optional<int64_t> q_lora_rank;
-  int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
+  // What a part needs that few families have: put here by read_config of a family's row, in a type of that part, and
+  // read by its make_block. Empty: nothing.
+  std::any family_options;
   bool rope_interleave = false;
   double rms_norm_eps = 0, norm_offset = 0;
   std::string norm_casting = "llama";  // these three: see RMSNormOptions

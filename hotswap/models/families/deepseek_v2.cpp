@@ -9,15 +9,20 @@
 
 namespace hotswap {
 
+// head_dim of the config is that of the rotary part.
 ModelConfig read_deepseek_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.head_dim_key = "qk_rope_head_dim", .head_dim = 64});
   check_layer_types(c, json);
-  c.qk_rope_head_dim = c.head_dim;
-  c.qk_nope_head_dim = positive(json, "qk_nope_head_dim", 128);
-  c.v_head_dim = positive(json, "v_head_dim", 128);
-  c.kv_lora_rank = positive(json, "kv_lora_rank", 512);
+  LatentAttentionOptions options{.hidden_size = c.hidden_size,
+                                 .num_heads = c.num_attention_heads,
+                                 .kv_lora_rank = positive(json, "kv_lora_rank", 512),
+                                 .qk_nope_head_dim = positive(json, "qk_nope_head_dim", 128),
+                                 .qk_rope_head_dim = c.head_dim,
+                                 .v_head_dim = positive(json, "v_head_dim", 128),
+                                 .bias = c.attention_bias,
+                                 .dropout = c.attention_dropout};
   const bool direct = json.raw().contains("q_lora_rank") && !json.has("q_lora_rank");  // null
-  if (!direct) c.q_lora_rank = positive(json, "q_lora_rank", 1536);
+  if (!direct) options.q_lora_rank = positive(json, "q_lora_rank", 1536);
   if (c.num_key_value_heads != c.num_attention_heads) {
     throw Error({.kind = ErrorKind::kCorrupt,
                  .wanted = cat("num_key_value_heads ", c.num_attention_heads, ": each head has keys of its own"),
@@ -27,24 +32,17 @@ ModelConfig read_deepseek_config(const Json& json) {
   const RopeParameters& rope = c.rope_parameters;
   if (rope.type != "default" && rope.mscale_all_dim != 0) {
     const double stretch = yarn_mscale(rope.factor, rope.mscale_all_dim);
-    c.attention_scale =
-        std::pow(static_cast<double>(c.qk_nope_head_dim + c.qk_rope_head_dim), -0.5) * stretch * stretch;
+    const auto head_dim = static_cast<double>(options.qk_nope_head_dim + options.qk_rope_head_dim);
+    options.scale = std::pow(head_dim, -0.5) * stretch * stretch;
   }
+  c.family_options = options;
   return c;
 }
 
 LatentAttentionOptions latent_attention_options(const ModelConfig& c, int64_t layer) {
-  return {.layer = layer,
-          .hidden_size = c.hidden_size,
-          .num_heads = c.num_attention_heads,
-          .q_lora_rank = c.q_lora_rank,
-          .kv_lora_rank = c.kv_lora_rank,
-          .qk_nope_head_dim = c.qk_nope_head_dim,
-          .qk_rope_head_dim = c.qk_rope_head_dim,
-          .v_head_dim = c.v_head_dim,
-          .bias = c.attention_bias,
-          .scale = c.attention_scale,
-          .dropout = c.attention_dropout};
+  auto options = std::any_cast<LatentAttentionOptions>(c.family_options);
+  options.layer = layer;
+  return options;
 }
 
 namespace {

@@ -15,9 +15,9 @@ ModelConfig read_config(const Json& json) {
   ModelConfig c = read_deepseek_config(json);
   c.rope_interleave = flag(json, "rope_interleave", true);
   // Of the rotary tables in transformers, which turns less of a head then; a wider one it refuses.
-  if (json.get<int64_t>("head_dim", c.qk_rope_head_dim) < c.qk_rope_head_dim) {
+  if (json.get<int64_t>("head_dim", c.head_dim) < c.head_dim) {
     throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = cat("a head_dim of qk_rope_head_dim, ", c.qk_rope_head_dim, ", or none"),
+                 .wanted = cat("a head_dim of qk_rope_head_dim, ", c.head_dim, ", or none"),
                  .got = cat(json.at<int64_t>("head_dim"), " in ", json.where()),
                  .next = "remove head_dim from config.json"});
   }
