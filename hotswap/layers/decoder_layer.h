@@ -28,7 +28,7 @@ struct DecoderLayerParts {
   int64_t window = -1;              // keys seen before the token's own; -1: all
   std::string activation = "silu";  // or "gelu_tanh"
   // Formats of q, k, v, o, gate, up and down as layers.json names them, separated by commas; empty: all are plain, or
-  // the bytes of a row say it (weight_of).
+  // follow from the bytes of a row (weight_of).
   std::string formats = {};
 };
 

@@ -2,7 +2,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "kernels/decode/layer_case.h"
+#include "kernels/decode/tests/layer_case.h"
 #include "kernels/decode/products.h"
 
 namespace kernels::testing {

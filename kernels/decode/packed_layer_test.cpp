@@ -2,7 +2,7 @@
 #include <map>
 
 #include "kernels/common/testing/packed_weight.h"
-#include "kernels/decode/layer_case.h"
+#include "kernels/decode/tests/layer_case.h"
 
 namespace kernels::testing {
 namespace {
