@@ -1,4 +1,4 @@
-# Run by `cmake --install`, after install.cmake has said where from and where to: installs the headers of
+# Run by `cmake --install`, after install.cmake has set where from and where to: installs the headers of
 # public_headers.txt, and fails where one of them includes a header that is not there.
 cmake_minimum_required(VERSION 3.22)
 file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/public_headers.txt" public REGEX "^hotswap/")

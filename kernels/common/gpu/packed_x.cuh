@@ -1,5 +1,5 @@
 // x of packed_rows.h as integers: of 256 columns a power of two, and of each element three digits to the base of 256,
-// from -128 to 127, that lie as an mma's operand reads them.
+// from -128 to 127, in the order in which an mma reads its operand.
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
