@@ -274,7 +274,7 @@ void packed_rows_of(const PackedRows& a, Stream stream) {
   launch_packed_rows<P, T, 2, false>(a, stream);
 }
 
-// On the current device: TMA, and shared memory for two stages of any packing beside the largest x.
+// On the current device: TMA, and shared memory for two stages of any packing beside all of x.
 inline bool takes_packed_rows() {
   constexpr int kEnough = 200 << 10;
   return attribute<cudaDevAttrComputeCapabilityMajor>() >= 9 &&

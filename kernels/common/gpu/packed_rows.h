@@ -7,8 +7,8 @@
 // the epilogue makes act(gate) * up.
 //
 // x is multiplied as integers of 24 bits, with a power of two as the scale of 256 columns: an element of bfloat16 is
-// exact where it is at least 2^-14 of the largest of its 256, one of float16 where at least 2^-11; below, the error is
-// 2^-23 of the largest. Sums of integers are exact; scales are applied in float32.
+// exact where it is at least 2^-14 of the maximum of its 256, one of float16 where at least 2^-11; below, the error is
+// 2^-23 of the maximum. Sums of integers are exact; scales are applied in float32.
 #pragma once
 
 #include <cstdint>

@@ -87,10 +87,10 @@ __device__ __forceinline__ void store_digits(const float (&f)[8], const PackedX<
   constexpr uint32_t kMagnitude = 0x7fffffffu, kNaN = 0x7fffffffu;
   constexpr int kLeastExponent = 27, kBits = 21;  // of float32: scale and its reciprocal are normal
   const int lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
-  uint32_t largest = 0;
+  uint32_t maximum = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) largest = max(largest, __float_as_uint(f[i]) & kMagnitude);
-  const uint32_t exponent = max(__reduce_max_sync(kAllLanes, largest) >> 23, uint32_t{kLeastExponent});
+  for (int i = 0; i < 8; ++i) maximum = max(maximum, __float_as_uint(f[i]) & kMagnitude);
+  const uint32_t exponent = max(__reduce_max_sync(kAllLanes, maximum) >> 23, uint32_t{kLeastExponent});
   const float up = __uint_as_float((254 + kBits - exponent) << 23);
   // Infinity and NaN make all of the row NaN, as a product with any weight does.
   const float scale = __uint_as_float(exponent == 255 ? kNaN : (exponent - kBits) << 23);
