@@ -19,14 +19,14 @@ using LinearForward = Tensor(const Tensor& x, const Tensor& weight, const std::o
 // where x has more rows than its kernel takes (kernels/linear/CARD.md).
 using PackedLinearForward = Tensor(const Tensor& x, const Weight& weight, const std::optional<Tensor>& bias);
 
-// A role of linear/1: the index of the maximum of each row of x [rows, n].
+// A role of linear/1 and packed_linear/2: the index of the maximum of each row of x [rows, n].
 struct Argmax {
   static constexpr std::string_view kRole = "argmax";
   // Into out [rows] int64 and, where history is defined, into its row `row` too: [any, rows] int64, [1] int64.
   using Signature = void(const Tensor& out, const Tensor& x, const Tensor& history, const Tensor& row);
 };
 
-// A role of linear/1: a token of each row of x [rows, ids], drawn by the settings of its row.
+// A role of linear/1 and packed_linear/2: a token of each row of x [rows, ids], drawn by the settings of its row.
 struct Sample {
   static constexpr std::string_view kRole = "sample";
   // settings: [rows, kSampleSettings] float64 on x's device: 1 / temperature, top_k (0: all), top_p, log(min_p), and a
@@ -59,8 +59,8 @@ class Linear : public Module {
   // Of [rows, out], made of what forward() returned: the index of each row's maximum, [rows] int64.
   Tensor largest(const Tensor& x) const;
   // The same role as the kernel has it; and of the same x, a token of each row. Null where no kernel has the role.
-  const std::function<Argmax::Signature>& argmax() const { return forward_.op<Argmax>(); }
-  const std::function<Sample::Signature>& sample() const { return forward_.op<Sample>(); }
+  const std::function<Argmax::Signature>& argmax() const { return slot().op<Argmax>(); }
+  const std::function<Sample::Signature>& sample() const { return slot().op<Sample>(); }
   bool bound() const { return forward_.bound() || packed_.bound(); }
 
   // May a fused op take data() and bias instead of this layer? A plain weight, all of it, and no adapter.
@@ -91,6 +91,10 @@ class Linear : public Module {
 
  private:
   Tensor adapted(const Tensor& y, const Tensor& x, bool has_bias) const;  // has_bias: y has this layer's bias in it
+  const SlotBase& slot() const {                                          // of the weight's format
+    if (weight.encoded()) return packed_;
+    return forward_;
+  }
   Weight own_weight_;
   std::optional<Adapter> adapter_;
 

@@ -8,9 +8,7 @@
 namespace hotswap::binding {
 namespace {
 
-void bind_linear(SlotBase& slot, const LayerOps& layer) {
-  bind_regular<LinearForward>(slot, layer);
-  if (layer.claims("torch_products")) slot.set_claims({"torch_products"});
+void bind_tokens(SlotBase& slot, const LayerOps& layer) {
   if (const auto op =
           typed_op<void(const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(layer, "argmax")) {
     slot.bind_op<Argmax>([op = *op](const Tensor& out, const Tensor& x, const Tensor& history, const Tensor& row) {
@@ -21,6 +19,17 @@ void bind_linear(SlotBase& slot, const LayerOps& layer) {
     slot.bind_op<Sample>(
         [op = *op](const Tensor& x, const Tensor& settings) { return below_autograd(op, x, settings); });
   }
+}
+
+void bind_linear(SlotBase& slot, const LayerOps& layer) {
+  bind_regular<LinearForward>(slot, layer);
+  if (layer.claims("torch_products")) slot.set_claims({"torch_products"});
+  bind_tokens(slot, layer);
+}
+
+void bind_packed(SlotBase& slot, const LayerOps& layer) {
+  bind_regular<PackedLinearForward>(slot, layer);
+  bind_tokens(slot, layer);
 }
 
 // packed_linear/1 takes ggml's blocks as a bare tensor.
@@ -34,18 +43,22 @@ void bind_blocks(SlotBase& slot, const LayerOps& layer) {
 }  // namespace
 
 std::vector<Contract> linear_contracts() {
+  const Role argmax = optional_role("(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()"),
+             sample = optional_role("(Tensor x, Tensor settings) -> Tensor ids");
   return {{"linear/1",
            {{"forward", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"forward_train", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"},
             {"backward",
              "(Tensor dy, Tensor x, Tensor weight, bool with_bias) -> (Tensor dx, Tensor dweight, Tensor dbias)"},
-            {"argmax", optional_role("(Tensor(a!) place, Tensor x, Tensor(b!)? said=None, Tensor? at=None) -> ()")},
-            {"sample", optional_role("(Tensor x, Tensor settings) -> Tensor ids")}},
+            {"argmax", argmax},
+            {"sample", sample}},
            bind_linear,
            {"torch_products"}},
           {.name = "packed_linear/2",
-           .roles = {{"forward", "(Tensor x, " + weight_schema() + ", Tensor? bias) -> Tensor y"}},
-           .bind = bind_regular<PackedLinearForward>,
+           .roles = {{"forward", "(Tensor x, " + weight_schema() + ", Tensor? bias) -> Tensor y"},
+                     {"argmax", argmax},
+                     {"sample", sample}},
+           .bind = bind_packed,
            .weights = {}},
           {.name = "packed_linear/1",
            .roles = {{"forward", "(Tensor x, Tensor weight, Tensor? bias) -> Tensor y"}},

@@ -60,7 +60,10 @@ TEST(BoundPackedLinear, BothContractsServeTheSlotWithTheSameResult) {
   bundled.contract().bind(slot, bundled);
   EXPECT_LE((linear.forward(x) - stock).norm().item<double>(), 2e-6 * stock.norm().item<double>());
   EXPECT_EQ(op_calls("linear", "packed_linear") - before, 1);
+  EXPECT_TRUE(linear.argmax() && linear.sample()) << "a head with an encoded weight chooses tokens by a kernel too";
+  EXPECT_TRUE(at::equal(linear.largest(stock), stock.argmax(-1)));
   slot.unbind();
+  EXPECT_FALSE(linear.argmax() || linear.sample());
 
   const Contract& first = *find_contract("packed_linear/1");
   EXPECT_EQ(first.slots(), slot.contract());
