@@ -26,7 +26,7 @@ PackedRows packed_product(const Layer& a, const Weight* const (&weights)[kWeight
     p.w[i] = {static_cast<const uint8_t*>(weights[i]->data), weights[i]->bias, weights[i]->stride,
               int(weights[i]->out)};
   p.out = out, p.out_stride = out_stride;
-  p.weights_are_old = true;
+  p.prefetch_weights = true;
   return p;
 }
 
@@ -41,7 +41,7 @@ struct PackedProducts {
     for (int i = 0; i < 3; before += weights[i++]->out) {
       if (i == 0 || weights[i]->packing != weights[i - 1]->packing) {
         PackedRows& p = all[qkv++] = packed_product(a, {weights[i]}, a.x, a.hidden, at(a, a.qkv, before), joint);
-        p.norm = a.input_norm, p.weights_are_old = a.weights_are_old;
+        p.norm = a.input_norm, p.prefetch_weights = a.weights_are_old;
       } else {
         PackedRows& p = all[qkv - 1];
         p.w[p.weights++] = packed_product(a, {weights[i]}, nullptr, 0, nullptr, 0).w[0];

@@ -98,7 +98,7 @@ std::vector<Contract> decoder_layer_contracts() {
          "(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, Tensor up, "
          "Tensor down) -> int"},
         {"packed", optional_role("(Tensor x, " + schema_of(decoder_layer_fields()) +
-                                 ", str formats, bool weights_are_old=False) -> Tensor")},
+                                 ", str formats, bool prefetch_weights=False) -> Tensor")},
         {"packed_rows",
          optional_role("(Tensor input_norm, Tensor q, Tensor k, Tensor v, Tensor o, Tensor post_norm, Tensor gate, "
                        "Tensor up, Tensor down, str formats) -> int")}},

@@ -180,10 +180,10 @@ __device__ __forceinline__ void multiply_packed(const PackedRows& a, int tiles, 
   using X = PackedX<kTiles, kOne>;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = lane / 4, part = lane % 4;
   const X all(x_memory, (a.in + kPackedPiece - 1) / kPackedPiece);
-  if (a.weights_are_old) start_norm(a, all.norm);
-  wait_for_launch_before();
-  next_launch_may_begin();  // not before the wait: what is older than this launch is done when the next one begins
-  if (!a.weights_are_old) start_norm(a, all.norm);
+  if (a.prefetch_weights) start_norm(a, all.norm);
+  grid_dependency_wait();
+  launch_dependents();  // not before the wait: what is older than this launch is done when the next one begins
+  if (!a.prefetch_weights) start_norm(a, all.norm);
   make_digits<T, Stage::Blocks::kPairs>(a, all, memory.squares);
 
   constexpr int kPieceBytes = kPackedPiece / Stage::Blocks::kWeights * Stage::Blocks::kBytes;
@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kPackedThreads, 2)
   __syncthreads();
   const PackedRing ring{memory_of_block, stages};
   if (threadIdx.x / 32 == kPackedConsumers) {
-    if (!a.weights_are_old) wait_for_launch_before();
+    if (!a.prefetch_weights) grid_dependency_wait();
     fetch_packed<P>(a, tiles, ring, memory.full, memory.free);
   } else {
     multiply_packed<P, T, kTiles, kOne>(a, tiles, ring, memory_of_block + stages * PackedStage<P>::kBytes + 16, memory);

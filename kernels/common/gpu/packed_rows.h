@@ -42,7 +42,7 @@ struct PackedRows {
   int64_t residual_stride = 0;
   void* out;  // [rows, all weights' rows, or gate's]
   int64_t out_stride;
-  bool weights_are_old = false;  // the launch before this one wrote none of the weights
+  bool prefetch_weights = false;  // the launch before this one wrote none of the weights
 };
 
 // Columns that a warp multiplies at once, and that have one scale of x.

@@ -166,7 +166,7 @@ Tensor decoder_layer_packed(const Tensor& given_x, const Tensor& input_norm, con
                             const OptTensor& o_bias, const Tensor& post_norm, const Tensor& gate,
                             const OptTensor& gate_bias, const Tensor& up, const OptTensor& up_bias, const Tensor& down,
                             const OptTensor& down_bias, double eps, double head_eps, double scale, int64_t window,
-                            const std::string& activation, const std::string& formats, bool weights_are_old) {
+                            const std::string& activation, const std::string& formats, bool prefetch_weights) {
   const Packings packings(formats, kOp);
   check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": expected x [..., hidden] and k_cache [batch, capacity, ",
         "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache), "; unsqueeze what has too few");
@@ -181,7 +181,7 @@ Tensor decoder_layer_packed(const Tensor& given_x, const Tensor& input_norm, con
   Layer a{};
   a.dtype = call.dtype, a.x = x.data_ptr(), a.rows = rows, a.hidden = hidden;
   a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
-  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh, a.weights_are_old = weights_are_old;
+  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh, a.weights_are_old = prefetch_weights;
   a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
   a.input_norm = call.vector(input_norm, hidden, "input_norm");
   a.post_norm = call.vector(post_norm, hidden, "post_norm");
@@ -403,7 +403,7 @@ constexpr std::array kOps{
         "Tensor v, Tensor? v_bias, Tensor? q_norm, Tensor? k_norm, Tensor cos, Tensor sin, Tensor(a!) k_cache, "
         "Tensor(b!) v_cache, Tensor position, Tensor o, Tensor? o_bias, Tensor post_norm, Tensor gate, "
         "Tensor? gate_bias, Tensor up, Tensor? up_bias, Tensor down, Tensor? down_bias, float eps, float head_eps, "
-        "float scale, int window, str activation, str formats, bool weights_are_old=False) -> Tensor"),
+        "float scale, int window, str activation, str formats, bool prefetch_weights=False) -> Tensor"),
     kernels::op<&decoder_inputs>("decoder_inputs(Tensor ids, Tensor embedding, Tensor rope, Tensor(a!) length) -> "
                                  "(Tensor x, Tensor row, Tensor place)"),
     kernels::op<&decoder_heads>(
