@@ -56,12 +56,12 @@ struct Layer {
   float scale;
   Act act;
   // What one part hands to the next.
-  void* qkv;                     // [rows, (heads + 2 kv_heads) * head_dim]
-  void* attended;                // [rows, heads * head_dim]
-  void* h;                       // [rows, hidden]
-  void* gated;                   // [rows, ffn]
-  void* out;                     // [rows, hidden]
-  bool weights_are_old = false;  // the launch before the layer's first, if there is one, wrote none of its weights
+  void* qkv;                      // [rows, (heads + 2 kv_heads) * head_dim]
+  void* attended;                 // [rows, heads * head_dim]
+  void* h;                        // [rows, hidden]
+  void* gated;                    // [rows, ffn]
+  void* out;                      // [rows, hidden]
+  bool prefetch_weights = false;  // the launch before the layer's first, if there is one, wrote none of its weights
 };
 
 // What stands between a layer's products and its attention, of any number of rows: norms of heads and the rotary

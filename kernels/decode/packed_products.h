@@ -41,7 +41,7 @@ struct PackedProducts {
     for (int i = 0; i < 3; before += weights[i++]->out) {
       if (i == 0 || weights[i]->packing != weights[i - 1]->packing) {
         PackedRows& p = all[qkv++] = packed_product(a, {weights[i]}, a.x, a.hidden, at(a, a.qkv, before), joint);
-        p.norm = a.input_norm, p.prefetch_weights = a.weights_are_old;
+        p.norm = a.input_norm, p.prefetch_weights = a.prefetch_weights;
       } else {
         PackedRows& p = all[qkv - 1];
         p.w[p.weights++] = packed_product(a, {weights[i]}, nullptr, 0, nullptr, 0).w[0];

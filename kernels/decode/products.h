@@ -27,7 +27,7 @@ inline FewRows qkv_of(const Layer& a) {
           .weights = 3,
           .out = a.qkv,
           .out_stride = out,
-          .weights_are_old = a.weights_are_old};
+          .weights_are_old = a.prefetch_weights};
 }
 
 inline FewRows o_of(const Layer& a) {

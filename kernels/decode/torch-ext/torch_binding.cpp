@@ -181,7 +181,7 @@ Tensor decoder_layer_packed(const Tensor& given_x, const Tensor& input_norm, con
   Layer a{};
   a.dtype = call.dtype, a.x = x.data_ptr(), a.rows = rows, a.hidden = hidden;
   a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
-  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh, a.weights_are_old = prefetch_weights;
+  a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh, a.prefetch_weights = prefetch_weights;
   a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
   a.input_norm = call.vector(input_norm, hidden, "input_norm");
   a.post_norm = call.vector(post_norm, hidden, "post_norm");
