@@ -5,6 +5,7 @@
 
 #include "hotswap/base/log.h"
 #include "hotswap/grammar/schema_validator.h"
+#include "hotswap/layers/cache.h"
 #include "hotswap/serve/grammar_constraint.h"
 #include "hotswap/serve/responses_events.h"
 
