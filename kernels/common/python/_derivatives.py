@@ -43,7 +43,7 @@ def first_order(name, backward):
     def once(ctx, *douts):
         if douts[0] is None and not any(d is not None for d in douts):
             return (None,) * len(ctx.needs_input_grad)
-        if not torch.is_grad_enabled():
+        if not torch._C.is_grad_enabled():
             return backward(ctx, *douts)
         error = _refused(name, "a derivative of that (create_graph=True, a Hessian)")
         if getattr(ctx, "made_in_forward", False):

@@ -33,6 +33,8 @@ class _Ops:
 
     def __getattr__(self, name):
         op = getattr(_library, name).default
+        if any(isinstance(argument.type, torch.TensorType) for argument in op._schema.arguments):
+            op = _short_way(name, None)  # also where a package takes an op for its gradients before it registers them
         setattr(self, name, op)
         return op
 
@@ -40,33 +42,44 @@ class _Ops:
 ops = _Ops()
 
 
+def _function(op, overload, gradient):
+    """The call of an autograd.Function around an op and its gradient, without what a user's Function needs more: default values
+    bound by name, functorch's wrappers (_short_way leaves them to the dispatcher), a look for `vjp` at each backward."""
+    backward, setup = gradient
+    backward = first_order(op, backward)
+    defaults = tuple(argument.default_value for argument in overload._schema.arguments)
+    run, several = overload._op, len(overload._schema.returns) > 1
+
+    def forward(ctx, *inputs):
+        with _C._AutoDispatchBelowAutograd():
+            output = run(*inputs)
+            setup(ctx, inputs + defaults[len(inputs) :], output)
+        if several:
+            without_zeros(ctx, output)
+        return output
+
+    both = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type(f"{op}_with_gradient", (torch.autograd.Function,), both)
+    function._backward_cls.apply = backward
+    return super(torch.autograd.Function, function).apply
+
+
 def _short_way(op, gradient):
     """A call of an op, with its gradient or, None, without one. The dispatcher's kernel for Autograd goes through Python also where
     nothing needs a gradient, and costs twice as much; what is traced or transformed takes that one, and what has no gradient where
     one may be asked for; inference mode skips it by itself."""
     overload = getattr(_library, op).default
-    backward, setup = gradient or (None, None)
-    defaults = [argument.default_value for argument in overload._schema.arguments]
-
-    def forward(ctx, *inputs):
-        with _C._AutoDispatchBelowAutograd():
-            output = overload(*inputs)
-            setup(ctx, inputs + tuple(defaults[len(inputs) :]), output)
-            without_zeros(ctx, output)
-        return output
-
-    if gradient is not None:
-        both = {"forward": staticmethod(forward), "backward": staticmethod(first_order(op, backward))}
-        apply = type(f"{op}_with_gradient", (torch.autograd.Function,), both).apply
+    run = overload._op  # as the overload's own call, one Python call less
+    apply = None if gradient is None else _function(op, overload, gradient)
 
     def call(*inputs, **named):
         transformed = _C._are_functorch_transforms_active() or forward_ad._current_level >= 0
         if transformed or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
             return overload(*inputs, **named)
         if _C.is_grad_enabled() and _C._any_requires_grad(*inputs, *named.values()):
-            return overload(*inputs, **named) if named or gradient is None else apply(*inputs)
+            return overload(*inputs, **named) if named or apply is None else apply(*inputs)
         with _C._AutoDispatchBelowAutograd():
-            return overload(*inputs, **named)
+            return run(*inputs, **named)
 
     return call
 

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,35 @@ def test_forward_mode_is_refused(package, found):
 
         refused(package, op, "dual numbers", dual)
         refused(package, op, "torch.func.jvp", transformed)
+
+
+def test_steps_go_the_short_way(package, found):
+    """Backward, too: an op that a package takes for its gradients before it registers them skips the dispatcher's Python as well.
+    Where an op has no gradient, the dispatcher's kernel is what refuses."""
+    called = set()
+
+    def note(frame, event, _):
+        if event == "call":
+            called.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
+
+    for op, (args, kwargs) in found.items():
+        given = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+        learning = [given[i] for i in differentiable(args) if given[i].numel() and not op._schema.arguments[i].is_write]
+        for t in learning:
+            t.requires_grad_()
+        function = ways(package, op)[1]
+        called.clear()
+        sys.setprofile(note)
+        try:
+            results = [t for t in tensors(function(*given, **kwargs)) if t.requires_grad]
+            if results:
+                torch.autograd.grad(sum(t.float().sum() for t in results), learning, allow_unused=True)
+        except NotImplementedError:
+            continue
+        finally:
+            sys.setprofile(None)
+        if results and not kwargs:
+            assert ("_package.py", "call") in called and ("_derivatives.py", "kernel") not in called, op.name()
 
 
 def test_derivatives_beyond_the_first_are_refused(package, found):
