@@ -12,10 +12,11 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kThreads = 256, kSumThreads = 1024;
+constexpr int kThreads = 256, kSumThreads = 256;
+constexpr int kSumColumns = 32;                         // of a block
 constexpr int kForwardBlocks = 4, kBackwardBlocks = 2;  // a multiprocessor
 constexpr int kForwardRows = 4;                         // of a thread in flight
-constexpr int kRingDepth = 4;                           // of a thread in backward: on their way, or being worked on
+constexpr int kRingDepth = 3;  // rows of a thread in backward: two on their way, one being worked on; more are slower
 
 // Where the result is rounded to 16 bits: 1e-5 relative. An odd polynomial where 1 - 2 / (e^2x + 1) would cancel.
 template <class T>
@@ -92,7 +93,11 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks) dyt_forward(const Fo
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
       const int64_t row = first + r * p.step;
-      if (row < a.rows) some[r] = load<N>(x + row * a.x_stride);
+      if (row >= a.rows) continue;
+      if constexpr (N == 1)
+        some[r] = load<1>(x + row * a.x_stride);
+      else
+        some[r] = load_kept<N>(x + row * a.x_stride);
     }
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
@@ -209,50 +214,67 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks) dyt_backward(const 
   store_floats<N>(a.partial_beta + int64_t{blockIdx.y} * a.cols + p.col, betas);
 }
 
-// The sums of dgamma's and dbeta's columns, 32 a block: strip y takes chunks y, y + 32, ...; strips are added in order.
-// The last block adds up dalpha.
+__device__ __forceinline__ void write_number(void* out, DType dtype, int64_t at, float v) {
+  if (dtype == DType::kFloat32)
+    static_cast<float*>(out)[at] = v;
+  else if (dtype == DType::kBFloat16)
+    static_cast<BFloat16*>(out)[at] = from_float<BFloat16>(v);
+  else
+    static_cast<Half*>(out)[at] = from_float<Half>(v);
+}
+
+// The sums of dgamma's and dbeta's columns, N of them a thread: strip y takes chunks y, y + kStrips, ... A thread's
+// loads are on their way at the same time: nothing else hides their latency. The last block adds up dalpha.
+template <int N>
 __global__ void __launch_bounds__(kSumThreads)
     dyt_sums(const Backward a, const Sums sums, int64_t chunks, int64_t alphas) {
-  __shared__ float strips[32][33];
-  const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
-  const auto write = [](void* out, DType dtype, int64_t at, float v) {
-    if (dtype == DType::kFloat32)
-      static_cast<float*>(out)[at] = v;
-    else if (dtype == DType::kBFloat16)
-      static_cast<BFloat16*>(out)[at] = from_float<BFloat16>(v);
-    else
-      static_cast<Half*>(out)[at] = from_float<Half>(v);
-  };
+  constexpr int kLanes = kSumColumns / N, kStrips = kSumThreads / kLanes, kWarps = kSumThreads / 32, kAtOnce = 8;
+  __shared__ float of_warps[kWarps][kSumColumns];
+  const int thread = int(threadIdx.x), warp = thread / 32, in_warp = thread % 32;
+  const int64_t per_tensor = (a.cols + kSumColumns - 1) / kSumColumns;
   wait_for_launch_before();
-  const int64_t per_tensor = (a.cols + 31) / 32;
-  float total = 0.f;
   if (blockIdx.x == 2 * per_tensor) {
-    for (int64_t k = threadIdx.x; k < alphas; k += kSumThreads) total += a.partial_alpha[k];
-    strips[y][x] = total;
-    __syncthreads();
-    if (y > 0) return;
-    total = 0.f;
-    for (int w = 0; w < 32; ++w) total += strips[w][x];
+    float total = 0.f;
+    for (int64_t k = thread; k < alphas; k += kSumThreads) total += a.partial_alpha[k];
     total = warp_sum(total);
-    if (x == 0) write(sums.dalpha, a.alpha.dtype, 0, total);
-    return;
+    if (in_warp == 0) of_warps[warp][0] = total;
+    __syncthreads();
+    if (thread > 0) return;
+    for (int w = 1; w < kWarps; ++w) total += of_warps[w][0];
+    return write_number(sums.dalpha, a.alpha.dtype, 0, total);
   }
   const bool of_beta = blockIdx.x >= per_tensor;
-  const float* partial = of_beta ? a.partial_beta : a.partial_gamma;
-  const int64_t begin = (blockIdx.x - (of_beta ? per_tensor : 0)) * 32, col = begin + x;
-  if (col < a.cols) {
-    int64_t k = y;
-    for (; k + 96 < chunks; k += 128) {  // four loads in flight
-      const float v0 = partial[k * a.cols + col], v1 = partial[(k + 32) * a.cols + col],
-                  v2 = partial[(k + 64) * a.cols + col], v3 = partial[(k + 96) * a.cols + col];
-      total = (((total + v0) + v1) + v2) + v3;
+  const int64_t begin = (blockIdx.x - (of_beta ? per_tensor : 0)) * kSumColumns, col = begin + thread % kLanes * N;
+  const float* partial = (of_beta ? a.partial_beta : a.partial_gamma) + col;
+  float total[N] = {};
+  for (int64_t first = thread / kLanes; col < a.cols && first < chunks; first += kAtOnce * kStrips) {
+    Pack<float, N> some[kAtOnce];
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      const int64_t chunk = first + r * kStrips;
+      if (chunk < chunks) some[r] = load<N>(partial + chunk * a.cols);
     }
-    for (; k < chunks; k += 32) total += partial[k * a.cols + col];
+#pragma unroll
+    for (int r = 0; r < kAtOnce; ++r) {
+      if (first + r * kStrips >= chunks) break;
+      float v[N];
+      unpack(some[r], v);
+#pragma unroll
+      for (int i = 0; i < N; ++i) total[i] += v[i];
+    }
   }
-  strips[y][x] = total;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+#pragma unroll
+    for (int o = kLanes; o < 32; o *= 2) total[i] += __shfl_xor_sync(kAllLanes, total[i], o);
+    if (in_warp < kLanes) of_warps[warp][in_warp * N + i] = total[i];
+  }
   __syncthreads();
-  const float v = warp_sum(strips[x][y]);  // transposed: warp y adds the strips of column y
-  if (x == 0 && begin + y < a.cols) write(of_beta ? sums.dbeta : sums.dgamma, a.gamma.dtype, begin + y, v);
+  if (thread >= kSumColumns || begin + thread >= a.cols) return;
+  float all = 0.f;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) all += of_warps[w][thread];
+  write_number(of_beta ? sums.dbeta : sums.dgamma, a.gamma.dtype, begin + thread, all);
 }
 
 template <class... Wanted, class... Given>
@@ -279,8 +301,9 @@ bool whole_vectors(const Backward& a) {
   return whole_vectors(a.dtype, a.rows, a.cols, a.x, a.x_stride, a.dx) && aligned(a.dy, a.dy_stride, a.dtype, a.rows);
 }
 
-Plan plan(int64_t rows, int64_t cols, int64_t each, int blocks_per_sm) {
-  const int64_t places = std::max<int64_t>(1, divide_up(cols, each)), strips = divide_up(places, kThreads);
+// In as many strips as `width` threads a row make.
+Plan plan(int64_t rows, int64_t cols, int64_t each, int blocks_per_sm, int width) {
+  const int64_t places = std::max<int64_t>(1, divide_up(cols, each)), strips = divide_up(places, width);
   int64_t lanes = divide_up(divide_up(places, strips), 32) * 32;
   if (places <= 16)
     for (lanes = 1; lanes < places;) lanes *= 2;
@@ -291,14 +314,25 @@ Plan plan(int64_t rows, int64_t cols, int64_t each, int blocks_per_sm) {
 
 }  // namespace
 
+// Narrow strips: the sums of a block's groups of threads are added up on the chip, so that fewer of them go to memory
+// and back. Wider ones where the number of narrow strips would leave more than a twentieth of the blocks without work.
 Plan plan_backward(const Backward& a) {
-  return plan(a.rows, a.cols, whole_vectors(a) ? kVectorBytes / size_of(a.dtype) : 1, kBackwardBlocks);
+  constexpr int kNarrowest = 64;
+  const int64_t each = whole_vectors(a) ? kVectorBytes / size_of(a.dtype) : 1;
+  const int64_t room = int64_t{multiprocessors()} * kBackwardBlocks;
+  const auto fills = [&](int width) {
+    const int64_t strips = std::max<int64_t>(1, divide_up(divide_up(a.cols, each), width));
+    return room / strips * strips * 20 >= room * 19;
+  };
+  int width = kNarrowest;
+  while (width < kThreads && !fills(width)) width *= 2;
+  return plan(a.rows, a.cols, each, kBackwardBlocks, width);
 }
 
 void forward(const Forward& a, Stream stream) {
   if (a.rows == 0 || a.cols == 0) return;
   const bool whole = whole_vectors(a.dtype, a.rows, a.cols, a.x, a.x_stride, a.y);
-  const Plan p = plan(a.rows, a.cols, whole ? kVectorBytes / size_of(a.dtype) : 1, kForwardBlocks);
+  const Plan p = plan(a.rows, a.cols, whole ? kVectorBytes / size_of(a.dtype) : 1, kForwardBlocks, kThreads);
   with_dtype(a.dtype, [&]<typename T>() {
     launch_plan(whole ? &dyt_forward<T, kPerVector<T>> : &dyt_forward<T, 1>, p, 0, stream, a, p.lanes);
   });
@@ -309,7 +343,8 @@ void backward(const Backward& a, const Plan& p, const Sums& sums, Stream stream)
   with_dtype(a.dtype, [&]<typename T>() {
     launch_plan(whole_vectors(a) ? &dyt_backward<T, kPerVector<T>> : &dyt_backward<T, 1>, p, bytes, stream, a, p.lanes);
   });
-  launch_after(&dyt_sums, 2 * divide_up(a.cols, 32) + 1, kSumThreads, stream, a, sums, p.chunks, p.chunks * p.strips);
+  launch_after(a.cols % 4 == 0 ? &dyt_sums<4> : &dyt_sums<1>, 2 * divide_up(a.cols, kSumColumns) + 1, kSumThreads,
+               stream, a, sums, p.chunks, p.chunks * p.strips);
 }
 
 }  // namespace dyt::cuda
