@@ -9,6 +9,7 @@
 #include <map>
 
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/bind/regular.h"
 #include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/models/config.h"
