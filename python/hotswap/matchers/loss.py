@@ -17,23 +17,7 @@ from hotswap.core.packages import load, why_not_for
 from hotswap.core.plain import accelerate_hook, has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
 from hotswap.core.replacement import Replacement, cache_name, class_of
 from hotswap.core.view import view
-
-# Families whose head is: hidden states, lm_head, scaling or softcapping, ForCausalLMLoss, and for mixtures of experts
-# the balancing loss. python/tests/test_families.py holds each against the stock forward.
-FUSED_FAMILIES = frozenset(
-    """deepseek_v2 deepseek_v3 deepseek_v4 exaone4 falcon_h1 gemma gemma2 gemma3_text gemma4_text glm glm4 gpt_oss granite
-    helium hunyuan_v1_dense hunyuan_v1_moe llama llama4_text ministral mistral mixtral mllama_text_model nemotron olmo2 olmo3
-    olmoe phi3 qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next smollm3""".split()
-)
-# Families of text and images, whose forwards differ and all end in lm_head and ForCausalLMLoss:
-# python/tests/test_vision.py holds each.
-DEFERRED_FAMILIES = frozenset(
-    """gemma3 gemma4 glm4v glm4v_moe internvl llama4 llava mllama muse_glimmer paligemma qwen2_5_vl qwen2_vl qwen3_5
-    qwen3_5_moe qwen3_vl qwen3_vl_moe smolvlm""".split()
-)
-# Of these, those that scale and softcap their logits before the loss; the others have nothing between, whatever a config says.
-SOFTCAPPED_FAMILIES = frozenset({"gemma4", "muse_glimmer"})
-
+from hotswap.matchers.heads import first_that_agrees
 
 _package = load("loss")  # here, not in a call: torch.compile traces the calls
 _on_logits = _package.layers.ForCausalLMLoss.forward
@@ -289,6 +273,7 @@ def fused_forward(model_class: type):
             return with_logits(self, options, labels=labels, **kwargs)
         return without_logits(self, options, labels, **kwargs)
 
+    forward.without_logits = without_logits  # for heads.py
     return forward
 
 
@@ -300,9 +285,9 @@ def _with_head(model, head, loss):
 
 
 @functools.lru_cache(maxsize=None)
-def deferred_forward(model_class: type):
+def deferred_forward(model_class: type, softcaps: bool):
     """As fused_forward, by the class's own forward, which sees a head that returns the hidden states and a loss that calls the
-    model's head with them."""
+    model's head with them. softcaps: between head and loss the class scales and softcaps logits as its text config has it."""
     stock = model_class.forward
 
     @can_return_tuple
@@ -319,11 +304,11 @@ def deferred_forward(model_class: type):
             if not hidden_states:  # the language model inside has a forward of its own, which called the real head
                 return set_aside(_of_logits(logits, labels, vocab_size, **given), aside)
             hidden = hidden_states[-1]
-            if self.config.model_type in SOFTCAPPED_FAMILIES:
+            if softcaps:
                 config = self.config.get_text_config()
                 if (multiplier := getattr(config, "output_multiplier", None)) is not None:
                     hidden = hidden * multiplier
-                given["softcap"] = config.final_logit_softcapping or 0.0
+                given["softcap"] = getattr(config, "final_logit_softcapping", None) or 0.0
             return set_aside(head_of(self)(hidden, labels=labels, **given), aside)
 
         outputs = stock(_with_head(self, head, loss), *args, return_dict=True, **kwargs)
@@ -351,19 +336,27 @@ def deferred_forward(model_class: type):
         return without_logits(self, options, *args, labels=labels, **kwargs)
 
     forward.defers = True
+    forward.without_logits = without_logits
     return forward
 
 
+def positional(forward) -> list[str]:
+    return [name for name, p in inspect.signature(forward).parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+# What a caller of fused_forward() may pass by its position: a class with another order has the other forward.
+POSITIONAL = "self input_ids attention_mask position_ids past_key_values inputs_embeds labels use_cache".split()
+
+
 def _fusing(model):
-    """The forward without logits, in a family that one is right for; or None."""
-    stock, family, name = class_of(model).forward, getattr(model.config, "model_type", None), class_of(model).__name__
+    """The forward without logits that agrees with the class's own; or None."""
+    model_class, stock = class_of(model), class_of(model).forward
     if head_of(model) is None or not stock.__module__.startswith("transformers.models."):
         return None
-    if family in FUSED_FAMILIES and name.endswith("ForCausalLM"):
-        return fused_forward(class_of(model))
-    if family in DEFERRED_FAMILIES and name.endswith("ForConditionalGeneration"):
-        return deferred_forward(class_of(model))
-    return None
+    candidates = [deferred_forward(model_class, softcaps) for softcaps in (True, False)]
+    if hasattr(model, "lm_head") and hasattr(model, "model") and positional(stock)[: len(POSITIONAL)] == POSITIONAL:
+        candidates.insert(0, fused_forward(model_class))
+    return first_that_agrees(model, stock, candidates)
 
 
 OPS = ("cross_entropy_fwd", "cross_entropy_bwd")
