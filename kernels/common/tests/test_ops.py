@@ -136,15 +136,15 @@ def test_steps_go_the_short_way(package, found):
             called.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
 
     for op, (args, kwargs) in found.items():
-        given = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
-        learning = [given[i] for i in differentiable(args) if given[i].numel() and not op._schema.arguments[i].is_write]
+        inputs = [t.clone() if isinstance(t, torch.Tensor) else t for t in args]
+        learning = [inputs[i] for i in differentiable(args) if inputs[i].numel() and not op._schema.arguments[i].is_write]
         for t in learning:
             t.requires_grad_()
         function = ways(package, op)[1]
         called.clear()
         sys.setprofile(note)
         try:
-            results = [t for t in tensors(function(*given, **kwargs)) if t.requires_grad]
+            results = [t for t in tensors(function(*inputs, **kwargs)) if t.requires_grad]
             if results:
                 torch.autograd.grad(sum(t.float().sum() for t in results), learning, allow_unused=True)
         except NotImplementedError:
