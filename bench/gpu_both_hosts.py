@@ -35,7 +35,7 @@ PYTHON = {"transformers": "plain", **{f"transformers {side}": side for side in (
 HOST = {"hotswap stock": [], "hotswap kernels": ["--use-kernels"], "hotswap attention": HOST_ATTENTION}
 BY_US = [name for name in (*HOST, *PYTHON) if name != "hotswap stock" and PYTHON.get(name) in (None, *OURS)]
 ROWS = {"gpt_oss": 1, "1b": 4, "8b_whole": 2}
-AS_GOOD = 2**-6  # of the largest logit: two roundings of bfloat16
+AS_GOOD = 2**-6  # of the maximum logit: two roundings of bfloat16
 
 
 def model_of(config, side: str):

@@ -7,6 +7,7 @@
 #include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/families/deepseek_v2.h"
 
 namespace hotswap {
 namespace {
@@ -114,15 +115,16 @@ TEST(FamilyConfig, DeepSeeks) {
     more.update(dense);
     return more;
   };
+  const auto latent = [](const ModelConfig& c) { return latent_attention_options(c, /*layer=*/0); };
   const ModelConfig c = config_of("deepseek_v3", dense);
-  EXPECT_EQ(c.q_lora_rank, 1536);
-  EXPECT_EQ(c.kv_lora_rank, 512);
+  EXPECT_EQ(latent(c).q_lora_rank, 1536);
+  EXPECT_EQ(latent(c).kv_lora_rank, 512);
   EXPECT_EQ(c.rope_parameters.dim, 64);
-  EXPECT_FALSE(c.attention_scale);
-  EXPECT_FALSE(config_of("deepseek_v2", with({{"q_lora_rank", nullptr}})).q_lora_rank);
+  EXPECT_FALSE(latent(c).scale);
+  EXPECT_FALSE(latent(config_of("deepseek_v2", with({{"q_lora_rank", nullptr}}))).q_lora_rank);
   const Object yarn = {{"rope_type", "yarn"}, {"factor", 40.0}, {"mscale", 1.0}, {"mscale_all_dim", 1.0}};
   const double stretch = 0.1 * std::log(40.0) + 1;
-  EXPECT_DOUBLE_EQ(config_of("deepseek_v3", with({{"rope_scaling", yarn}})).attention_scale.value(),
+  EXPECT_DOUBLE_EQ(latent(config_of("deepseek_v3", with({{"rope_scaling", yarn}}))).scale.value(),
                    std::pow(192.0, -0.5) * stretch * stretch);
   expect_has(refused("deepseek_v2", {{"num_key_value_heads", 4}}), {"dense layers", "at least 3", "got 0", "experts"});
   expect_has(refused("deepseek_v3", {{"num_key_value_heads", 4}, {"first_k_dense_replace", 2}}), {"experts"});

@@ -28,7 +28,7 @@ struct Decoder : Module {
     own("norm", parts.input_norm, {64});
     parts.input_norm = parts.post_norm;
   }
-  void pack() {  // Q8_0: 34 bytes for 32 numbers
+  void pack() {  // Q8_0: 34 bytes for 32 elements
     for (Tensor* w : {&parts.q, &parts.k, &parts.v, &parts.o, &parts.gate, &parts.up, &parts.down}) {
       *w = at::zeros({w->size(0), w->size(1) / 32 * 34}, at::kByte);
     }
