@@ -31,8 +31,8 @@ def test_a_scale_that_ours_has_not():
     assert loss._fusing(cohere(logit_scale=1.0)) is not None
     swapped = hotswap.kernelize(cohere(logit_scale=0.25), fused_linear_cross_entropy=True)
     swapped.train()
-    got, want = swapped(**batch()), cohere(logit_scale=0.25).train()(**batch())
-    close(got.loss, want.loss)
+    got, expected = swapped(**batch()), cohere(logit_scale=0.25).train()(**batch())
+    close(got.loss, expected.loss)
     assert got.logits is not None
 
 

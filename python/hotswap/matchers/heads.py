@@ -1,6 +1,6 @@
 """Which forward of ours gives the loss of a model without its logits: the one that agrees with the class's own forward.
 
-Both run with parts in place of the model's: inside, a model that returns probe hidden states and keeps what it is called with; a head
+Both run with parts instead of the model's: inside, a model that returns probe hidden states and keeps what it is called with; a head
 of few words, in float64; a loss over its logits. They agree where they call the model inside with the same arguments, give the
 same loss, and fill the same fields of their outputs. So no list says which families have which head, and a class whose
 forward does something else between head and loss stays stock."""
@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from transformers.modeling_utils import PreTrainedModel
 
-from hotswap.core.agree import NoDraws, numbers
+from hotswap.core.agree import NoDraws
+from hotswap.core.agree import numbers as probe
 from hotswap.core.view import view
 
 WORDS, DIM, SHAPE = 11, 6, (2, 5)
@@ -40,7 +41,7 @@ def _given(kwargs: dict) -> dict:
 
 
 class _Inside(nn.Module):
-    """In place of a model without a head. Other attributes are the real one's: classes read scales there."""
+    """Instead of a model without a head. Other attributes are the real one's: classes read scales there."""
 
     def __init__(self, real, seen: list, experts: int):
         super().__init__()
@@ -51,12 +52,12 @@ class _Inside(nn.Module):
 
     def forward(self, *args, **kwargs):
         self.seen.append((len(args), _given(kwargs)))
-        router = (numbers(SHAPE[0] * SHAPE[1], self.experts).double(),)
-        return _Outputs(last_hidden_state=numbers(*SHAPE, DIM).double() * 3, router_logits=router)
+        router = (probe(SHAPE[0] * SHAPE[1], self.experts).double(),)
+        return _Outputs(last_hidden_state=probe(*SHAPE, DIM).double() * 3, router_logits=router)
 
 
 class _LanguageModel(_Inside):
-    """In place of a whole causal language model inside another, whose head it calls."""
+    """Instead of a whole causal language model inside another, whose head it calls."""
 
     def __init__(self, real, seen: list, experts: int, head):
         super().__init__(real, seen, experts)
@@ -64,7 +65,7 @@ class _LanguageModel(_Inside):
 
     def forward(self, *args, **kwargs):
         self.seen.append((len(args), _given(kwargs)))
-        return _Outputs(logits=self.lm_head(numbers(*SHAPE, DIM).double() * 3))
+        return _Outputs(logits=self.lm_head(probe(*SHAPE, DIM).double() * 3))
 
 
 def _loss(logits, labels, vocab_size=None, **kwargs):
@@ -75,7 +76,7 @@ class _Head(nn.Module):
     """As loss.head_forward(): logits, or with labels the loss of them."""
 
     def forward(self, hidden, labels=None, softcap=0.0, **options):
-        logits = hidden @ numbers(WORDS, DIM).double().T * 2
+        logits = hidden @ probe(WORDS, DIM).double().T * 2
         if labels is None:
             return logits
         return _loss(softcap * torch.tanh(logits / softcap) if softcap else logits, labels)
@@ -85,7 +86,7 @@ def _run(model, forward: Callable, more: dict):
     """(loss, fields that are filled, calls of the model inside) of forward(view of the model, input_ids, labels, ...)."""
     seen: list = []
     experts, head = getattr(model, "num_experts", None) or 4, _Head()
-    own = dict(training=False, loss_function=_loss, get_input_embeddings=lambda: lambda ids: numbers(*SHAPE, DIM))
+    own = dict(training=False, loss_function=_loss, get_input_embeddings=lambda: lambda ids: probe(*SHAPE, DIM))
     if hasattr(model, "lm_head"):
         own |= dict(lm_head=head, model=_Inside(model.model, seen, experts))
     else:
@@ -110,11 +111,11 @@ def _agrees(model: PreTrainedModel, stock: Callable, ours: Callable) -> bool:
     both = [{}, {"output_router_logits": True}] if "output_router_logits" in inspect.signature(stock).parameters else [{}]
     for more in both:
         try:
-            want, fields, calls = _run(model, stock, more)
+            expected, fields, calls = _run(model, stock, more)
             got, our_fields, our_calls = _run(model, ours, more)
         except Exception:  # whatever a class raises without its own parts: it is not the head that we know
             return False
-        near = torch.is_tensor(want) and torch.is_tensor(got) and bool((got.double() - want.double()).abs() <= LIMIT * want.abs())
+        near = torch.is_tensor(expected) and torch.is_tensor(got) and bool((got.double() - expected.double()).abs() <= LIMIT * expected.abs())
         if not near or fields != our_fields or not _same_calls(our_calls, calls):
             return False
     return True
