@@ -3,7 +3,7 @@
 
 #include "kernels/common/cpu/activations.h"
 #include "kernels/common/cpu/few_rows.h"
-#include "kernels/common/cpu/packed_rows.h"
+#include "kernels/common/cpu/packed_product.h"
 
 namespace decode::HOTSWAP_ISA {
 namespace {
@@ -27,7 +27,7 @@ HOTSWAP_INLINE void norm(T* to, const T* x, const T* weight, float eps, int64_t 
 // What a thread has for itself.
 struct Own {
   float* x;        // [rows, widest], as the product reads it that comes next
-  float* decoded;  // [kChunk, widest], of packed weights
+  float* decoded;  // [packed_room()], of packed weights
   float* weights;  // [capacity], of keys
   void* normed;    // [rows, hidden]
   void* key;       // [head_dim]
@@ -50,7 +50,7 @@ int64_t divide(const Layer& a, char* at, Own* own) {
     return part;
   };
   own->x = reinterpret_cast<float*>(take(a.rows * widest(a) * 4));
-  own->decoded = reinterpret_cast<float*>(take(a.rows > kStreamedRows ? kChunk * widest(a) * 4 : 0));
+  own->decoded = reinterpret_cast<float*>(take(packed_room(a.rows, widest(a)) * 4));
   own->weights = reinterpret_cast<float*>(take(a.capacity * 4));
   own->normed = take(a.rows * a.hidden * size_of(a.dtype));
   own->key = take(a.head_dim * size_of(a.dtype));
@@ -68,7 +68,7 @@ template <class T>
 struct Input {
   const T* x;  // [rows, in], contiguous
   int64_t in;
-  enum { kNotYet, kNatural, kPaired } order = kNotYet;
+  enum { kNotYet, kPacked, kPaired } order = kNotYet;
 };
 
 // y = x w^T + bias of these outputs, rounded; with a residual that is added, rounded again.
@@ -78,12 +78,8 @@ HOTSWAP_OUT_OF_LINE void product(const Layer& a, const Own& own, Input<T>& input
   const int64_t in = input.in;
   if (outs.begin >= outs.end) return;
   if (w.packing != Packing::kNone) {
-    for (int64_t r = 0; r < a.rows && input.order != Input<T>::kNatural; ++r) {
-      const T* x = input.x + r * in;
-      float* to = own.x + r * in;
-      sweep(in, [&](int64_t i, auto count) HOTSWAP_LAMBDA { store(to + i, load(x + i, count), count); });
-    }
-    input.order = Input<T>::kNatural;
+    if (input.order != Input<T>::kPacked) packed_input(own.x, input.x, in, a.rows, in, 0, a.rows);
+    input.order = Input<T>::kPacked;
     packed_product({.dtype = a.dtype,
                     .packing = w.packing,
                     .x = own.x,

@@ -26,8 +26,8 @@ namespace linear {
 using kernels::DType;
 
 constexpr int64_t kMaxRows = 4;
-constexpr int64_t kRoom = 16;
-constexpr int64_t kGroup = 4;  // outputs of one call of the inner loop; the unit of work of a thread
+constexpr int64_t kInputRows = 4;  // packed_input's unit of work
+constexpr int64_t kGroup = 4;      // outputs of one call of the inner loop; the unit of work of a thread
 
 struct Gemv {
   DType dtype;
@@ -41,7 +41,7 @@ struct Gemv {
 struct Packed {
   DType dtype;
   kernels::Packing packing;
-  const float* x;    // [rows, in]
+  const float* x;    // [rows, in], made by packed_input(), aligned to 64 bytes
   const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
   const void* bias;  // [out] or null
   void* y;           // [rows, out]
@@ -55,7 +55,12 @@ struct Table {
   void (*gemv)(const Gemv& a, int64_t begin, int64_t end);
   // x [rows, in] as float32.
   void (*widen)(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride);
-  // Outputs [begin, end) of every row. room: [kRoom, in], for decoded weights.
+  // Rows [begin, end) of x [rows, in] as float32 in the order in which packed reads them. begin: a multiple of
+  // kInputRows.
+  void (*packed_input)(float* to, const void* x, DType dtype, int64_t x_stride, int64_t rows, int64_t in, int64_t begin,
+                       int64_t end);
+  int64_t (*room)(int64_t rows, int64_t in);  // floats that a thread needs for packed, aligned to 64 bytes
+  // Outputs [begin, end) of every row.
   void (*packed)(const Packed& a, float* room, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)

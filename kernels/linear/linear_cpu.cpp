@@ -1,6 +1,6 @@
 // Matrix times few vectors. Compiled once per ISA.
 #include "kernels/common/cpu/few_rows.h"
-#include "kernels/common/cpu/packed_rows.h"
+#include "kernels/common/cpu/packed_product.h"
 #include "kernels/linear/linear.h"
 
 namespace linear::HOTSWAP_ISA {
@@ -31,7 +31,15 @@ void widen(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int6
   });
 }
 
-static_assert(kRoom == kChunk);
+void packed_input(float* to, const void* x, DType dtype, int64_t x_stride, int64_t rows, int64_t in, int64_t begin,
+                  int64_t end) {
+  with_dtype(dtype, [&]<typename T>() HOTSWAP_LAMBDA {
+    kernels::HOTSWAP_ISA::packed_input(to, static_cast<const T*>(x), x_stride, rows, in, begin, end);
+  });
+}
+
+static_assert(linear::kInputRows == kernels::HOTSWAP_ISA::kInputRows);
+int64_t room(int64_t rows, int64_t in) { return packed_room(rows, in); }
 void packed(const Packed& a, float* room, int64_t begin, int64_t end) {
   packed_product({.dtype = a.dtype,
                   .packing = a.packing,
@@ -49,6 +57,6 @@ void packed(const Packed& a, float* room, int64_t begin, int64_t end) {
 
 }  // namespace
 
-const Table kTable = {prepare, gemv, widen, packed};
+const Table kTable = {prepare, gemv, widen, packed_input, room, packed};
 
 }  // namespace linear::HOTSWAP_ISA

@@ -40,14 +40,16 @@ void expect_within_bound(const Tensor& y, const Tensor& x, const PackedWeight& w
   EXPECT_TRUE(((y.to(at::kDouble) - want).abs() <= bound).all().item<bool>()) << what;
 }
 
-// Rows on both sides of what is streamed, one block and many, outputs that fill no step and no chunk.
+// Rows on both sides of what is streamed, one block and many, outputs that fill no step and no tile; then rows beyond
+// those for which a panel of weights is decoded, outputs beyond a panel's, and slabs of which the last is short.
 TEST(PackedLinear, IsWithinItsBoundOfFloat64) {
+  using Shapes = std::vector<std::pair<int64_t, int64_t>>;
+  const Shapes few = {{1, 32}, {7, 64}, {35, 576}, {19, 1056}, {33, 4352}}, many = {{1, 64}, {103, 1056}};
   for (const PackingFormula& each : packings()) {
     const std::string packing = each.name;
     for (const auto dtype : kDTypes) {
-      for (const int64_t rows : {1, 2, 3, 4, 5, 9, 16, 17, 33}) {
-        for (const auto& [out, least] :
-             std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {7, 64}, {35, 576}, {19, 1056}, {33, 4352}}) {
+      for (const int64_t rows : {1, 2, 3, 4, 5, 9, 16, 17, 33, 70, 515}) {
+        for (const auto& [out, least] : rows > 33 ? many : few) {
           const int64_t in = (least + each.block - 1) / each.block * each.block;
           for (const bool with_bias : {false, true}) {
             const PackedWeight w = random_weight(packing, out, in);
@@ -83,19 +85,25 @@ TEST(PackedLinear, EachWeightIsItsDequantisedFormBitForBit) {
 }
 
 TEST(PackedLinear, ARowHasTheSameBitsInAnyCompany) {
-  for (const std::string packing : {"Q4_1", "Q4_K"}) {
-    const PackedWeight w = random_weight(packing, 37, 768);
-    // A GPU has a kernel for up to 4 rows.
-    const int64_t rows = on_cuda() ? 4 : 11;
-    const Tensor x = random_tensor({rows, 768}, at::kBFloat16), all = call(packing, x, w.bytes);
-    for (int64_t row = 0; row < rows; ++row) {
-      expect_equal(call(packing, x.narrow(0, row, 1), w.bytes), all.narrow(0, row, 1), "row " + std::to_string(row));
+  const int64_t all_rows = on_cuda() ? 4 : 600;  // a GPU has a kernel for up to 4 rows
+  for (const PackingFormula& each : packings()) {
+    const PackedWeight w = random_weight(each.name, 103, 2304);
+    const Tensor x = random_tensor({all_rows, 2304}, at::kBFloat16), all = call(each.name, x, w.bytes);
+    for (const int64_t row : {0, 1, 2, 3, 4, 5, 10, 31, 32, 511, 512, 517, 598, 599}) {
+      if (row >= all_rows) break;
+      expect_equal(call(each.name, x.narrow(0, row, 1), w.bytes), all.narrow(0, row, 1), "row " + std::to_string(row));
+    }
+    for (const int64_t rows : {2, 3, 4, 5, 6, 7, 11, 33, 66, 513}) {
+      if (rows > all_rows) break;
+      expect_equal(call(each.name, x.narrow(0, 0, rows), w.bytes), all.narrow(0, 0, rows),
+                   std::to_string(rows) + " rows");
     }
     expect_same_with_any_threads(
         [&] {
-          return Tensors{call(packing, x.narrow(0, 0, 2), w.bytes), call(packing, x, w.bytes)};
+          return Tensors{call(each.name, x.narrow(0, 0, 2), w.bytes),
+                         call(each.name, x.narrow(0, 0, std::min<int64_t>(70, all_rows)), w.bytes)};
         },
-        packing);
+        each.name);
   }
 }
 

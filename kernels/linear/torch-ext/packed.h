@@ -1,6 +1,8 @@
 // Products with weights in ggml's blocks, on the CPU and on a GPU.
 #pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -53,14 +55,21 @@ inline PackedCall packed_call(const Tensor& x, const Tensor& data, const std::st
   return {device, dtype, packing, in, blocks, bias ? std::optional(torch::stable::contiguous(*bias)) : std::nullopt};
 }
 
+// `count` floats of a buffer that is kept, aligned to a cache line: a vector across two lines is two loads.
+inline float* aligned_floats(std::vector<float>& buffer, int64_t count) {
+  constexpr uintptr_t kLine = 64;
+  buffer.resize(size_t(count) + kLine / sizeof(float));
+  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(buffer.data()) + kLine - 1) / kLine * kLine);
+}
+
 inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table) {
   const kernels::Rows& in = call.x;
   thread_local std::vector<float> widened;
-  widened.resize(in.rows * in.cols);
-  float* const elements = widened.data();
-  kernels::parallel_rows(in.rows, in.cols, [&](int64_t begin, int64_t end) {
-    table.widen(elements + begin * in.cols, in.read<char>() + begin * in.stride * kernels::size_of(call.dtype),
-                call.dtype, end - begin, in.cols, in.stride);
+  float* const elements = aligned_floats(widened, in.rows * in.cols);
+  const int64_t groups = (in.rows + kInputRows - 1) / kInputRows;
+  kernels::parallel_rows(groups, kInputRows * in.cols, [&](int64_t begin, int64_t end) {
+    table.packed_input(elements, in.data, call.dtype, in.stride, in.rows, in.cols, begin * kInputRows,
+                       std::min(end * kInputRows, in.rows));
   });
   const Packed args{.dtype = call.dtype,
                     .packing = call.packing,
@@ -74,8 +83,7 @@ inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table
                     .w_stride = call.data.stride(0)};
   kernels::parallel_rows(args.out, in.rows * in.cols, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> room;
-    if (in.rows > kMaxRows) room.resize(kRoom * in.cols);
-    table.packed(args, room.data(), begin, end);
+    table.packed(args, aligned_floats(room, table.room(in.rows, in.cols)), begin, end);
   });
   return y;
 }

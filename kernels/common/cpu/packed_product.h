@@ -1,0 +1,38 @@
+// Products with packed weights, y = x w^T + bias, of any number of rows. Each row's result has the same bits whatever
+// the number of rows and threads: both ways add an output's products in the same order.
+// Included by files that are compiled once per ISA.
+#pragma once
+
+#include "kernels/common/cpu/packed_tiles.h"
+
+namespace kernels::HOTSWAP_ISA {
+
+constexpr int64_t kInputRows = 4;  // packed_input() takes such groups of rows
+static_assert(kInputRows % kTileRows == 0 && kBlockRows % kTileRows == 0 && kPanelRows % kBlockRows == 0);
+
+// Rows [begin, end) of x [rows, in] as packed_product() reads them. begin: a multiple of kInputRows.
+template <class T>
+HOTSWAP_INLINE void packed_input(float* to, const T* x, int64_t x_stride, int64_t rows, int64_t in, int64_t begin,
+                                 int64_t end) {
+  if (rows > kStreamedRows) {
+    for (int64_t row = begin; row < end; row += kTileRows) {
+      interleave_rows(to, x, x_stride, row, lesser(rows - row, kTileRows), rows, in);
+    }
+  } else {
+    for (int64_t row = begin; row < end; ++row) {
+      for (int64_t i = 0; i < in; i += kLanes) store(to + row * in + i, load(x + row * x_stride + i));
+    }
+  }
+}
+
+// Outputs [begin, end) of every row.
+HOTSWAP_INLINE void packed_product(const PackedRows& a, int64_t begin, int64_t end) {
+  with_packing(a.packing, [&]<Packing kPacking>() HOTSWAP_LAMBDA {
+    if constexpr (kPacking != Packing::kNone) {
+      if (a.rows <= kStreamedRows) return packed_few<kPacking>(a, begin, end);
+      packed_many<kPacking>(a, begin, end);
+    }
+  });
+}
+
+}  // namespace kernels::HOTSWAP_ISA
