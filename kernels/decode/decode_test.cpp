@@ -2,8 +2,9 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
-#include "kernels/decode/tests/layer_case.h"
+#include "kernels/common/testing/packed_weight.h"
 #include "kernels/decode/products.h"
+#include "kernels/decode/tests/layer_case.h"
 
 namespace kernels::testing {
 namespace {
