@@ -32,6 +32,7 @@
 #include "hotswap/layers/cpu_allocator.h"
 #include "hotswap/layers/norm.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/liger.h"
 #include "hotswap/tokenizers/stream_decoder.h"
 #include "hotswap/tokenizers/tokenizer.h"
 #include "hotswap/training/trainer.h"

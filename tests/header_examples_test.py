@@ -39,6 +39,7 @@ AROUND = {
     "hotswap/layers/slot.h": FILE + "struct Norm : Module { Tensor forward(const Tensor& x) { EXAMPLE } Tensor weight; double eps_, offset_; "
     "std::string casting_; };",
     "hotswap/models/causal_lm.h": "extern std::shared_ptr<CausalLM> model; extern Tensor ids;",
+    "hotswap/models/liger.h": "extern std::shared_ptr<CausalLM> model;",
     "hotswap/models/formats/safetensors.h": "extern Tensor logits;",
     "hotswap/models/formats/weights.h": MODEL + "extern std::filesystem::path folder;",
     "hotswap/tokenizers/stream_decoder.h": IDS + "extern Tokenizer tokenizer;",

@@ -18,6 +18,7 @@
 #include "hotswap/models/auto.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
+#include "hotswap/models/test_families.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {
@@ -26,53 +27,7 @@ namespace {
 using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
-
-// Where a family can slide, some of its layers do.
-std::shared_ptr<CausalLM> tiny(const std::string& family) {
-  const bool latent = family.starts_with("deepseek");
-  const bool asks_to_slide = family.starts_with("qwen") || family == "smollm3";
-  const nlohmann::ordered_json config = {{"model_type", family},
-                                         {"vocab_size", 40},
-                                         {"hidden_size", 24},
-                                         {"num_hidden_layers", 3},
-                                         {"num_attention_heads", 4},
-                                         {"num_key_value_heads", latent ? 4 : 2},
-                                         {"intermediate_size", 32},
-                                         {"rms_norm_eps", 1e-5},
-                                         {"initializer_range", 0.4},
-                                         {"sliding_window", 5},
-                                         {"max_window_layers", 1},
-                                         {"sliding_window_pattern", 2},
-                                         {"no_rope_layer_interval", 2},
-                                         {"head_dim", 6},
-                                         {"max_position_embeddings", 64},
-                                         {"num_experts", 5},  // of mixtures
-                                         {"intermediate_size_mlp", 32},
-                                         {"attention_chunk_size", 5},
-                                         {"n_group", 1},
-                                         {"topk_group", 1},
-                                         {"num_local_experts", 5},
-                                         {"num_experts_per_tok", 2},
-                                         {"moe_intermediate_size", 12},
-                                         {"shared_expert_intermediate_size", 20},
-                                         {"use_sliding_window", asks_to_slide},
-                                         {"q_lora_rank", 12},
-                                         {"kv_lora_rank", 10},
-                                         {"qk_nope_head_dim", 6},
-                                         {"qk_rope_head_dim", 4},
-                                         {"v_head_dim", 8},
-                                         {"state_size", 7},  // of recurrences
-                                         {"num_heads", 8},
-                                         {"n_groups", 2},
-                                         {"chunk_size", 4},
-                                         {"attn_layer_period", 2},
-                                         {"attn_layer_offset", 1},
-                                         {"first_k_dense_replace", family == "deepseek_v3" ? 1 : 3}};
-  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
-  model->init_weights(5);
-  model->eval();
-  return model;
-}
+using test_support::tiny;
 
 class EveryFamily : public testing::TestWithParam<const Family*> {
  protected:

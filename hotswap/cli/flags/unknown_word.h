@@ -4,16 +4,11 @@
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
-#include <string_view>
-#include <vector>
 
 namespace hotswap {
 
 // After a parse that failed: the first flag or verb of the line that no parsed verb knows, with the nearest known one;
 // none where every word is known. CLI11 checks what is required first, and so hides the word that was mistyped.
 std::optional<std::string> unknown_word(const CLI::App& app);
-
-// The nearest of the names, where a slip of the fingers explains the difference.
-std::optional<std::string> nearest_name(std::string_view word, const std::vector<std::string>& names);
 
 }  // namespace hotswap
