@@ -44,7 +44,8 @@ AROUND = {
     "hotswap/models/formats/weights.h": MODEL + "extern std::filesystem::path folder;",
     "hotswap/tokenizers/stream_decoder.h": IDS + "extern Tokenizer tokenizer;",
     "hotswap/tokenizers/tokenizer.h tokenizer.encode_batch": "extern Tokenizer tokenizer; extern std::vector<std::string_view> texts;",
-    "hotswap/training/optimizer.h": MODEL + "extern Tensor loss;",
+    "hotswap/training/trainer_parts.h": FILE,
+    "hotswap/training/optimizers/optimizer.h": MODEL + "extern Tensor loss;",
     "hotswap/training/trainer.h": IDS + "extern std::shared_ptr<CausalLM> model;",
 }
 NO_CODE = (  # how blocks begin that stand so far in and are grammars, layouts, formulas

@@ -71,6 +71,14 @@ FOLDERS = {
         "families": {"formats", "."},
         "quantize": {"formats", "."},
     },
+    "hotswap/training": {
+        "arguments": set(),
+        "schedules": set(),
+        "data": set(),
+        "optimizers": set(),
+        "checkpoint": {"optimizers"},
+        ".": {"arguments", "schedules", "data", "optimizers", "checkpoint"},
+    },
     "hotswap/cli": {
         "print": set(),
         "flags": set(),

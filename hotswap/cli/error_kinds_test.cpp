@@ -26,7 +26,7 @@
 #include "hotswap/models/formats/gguf.h"
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/tokenizers/tokenizer.h"
-#include "hotswap/training/schedule.h"
+#include "hotswap/training/schedules/schedule.h"
 
 namespace hotswap {
 namespace {
@@ -142,7 +142,7 @@ const std::vector<Case>& cases() {
       {"chat_messages", kInvalidArgument, [](const TempFolder&) { render("x", R"("text")"); }},
       {"generation_temperature", kInvalidArgument,
        [](const TempFolder&) { Sampler({.do_sample = true, .temperature = -1}, at::kCPU); }},
-      {"training_schedule", kInvalidArgument, [](const TempFolder&) { schedule_from("cyclic"); }},
+      {"training_schedule", kInvalidArgument, [](const TempFolder&) { Schedule("cyclic", {}); }},
   };
   return all;
 }

@@ -11,18 +11,26 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/memory.h"
+#include "hotswap/base/test_support.h"
 #include "hotswap/models/auto.h"
-#include "hotswap/training/optimizer.h"
-#include "hotswap/training/sampler.h"
-#include "hotswap/training/schedule.h"
+#include "hotswap/training/checkpoint/folder.h"
+#include "hotswap/training/data/order.h"
+#include "hotswap/training/optimizers/optimizer.h"
+#include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
 namespace {
+
+namespace fs = std::filesystem;
+using test_support::expect_has;
+using test_support::message_of;
+using test_support::TempFolder;
 
 constexpr AdamWOptions kOptions{.learning_rate = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
 
@@ -98,19 +106,23 @@ TEST(Clipping, IsOneNormOverAllParameters) {
   EXPECT_EQ(clip_factor(123, 0), 1);
 }
 
-TEST(Schedule, Shapes) {
-  for (const auto schedule : {Schedule::kConstantWithWarmup, Schedule::kLinear, Schedule::kCosine}) {
-    EXPECT_EQ(schedule_factor(schedule, 0, 10, 110), 0);
-    EXPECT_EQ(schedule_factor(schedule, 5, 10, 110), 0.5);
-    EXPECT_EQ(schedule_factor(schedule, 10, 10, 110), 1);
-  }
-  EXPECT_EQ(schedule_factor(Schedule::kConstantWithWarmup, 109, 10, 110), 1);
-  EXPECT_EQ(schedule_factor(Schedule::kConstant, 0, 0, 110), 1);
-  EXPECT_NEAR(schedule_factor(Schedule::kLinear, 60, 10, 110), 0.5, 1e-12);
-  EXPECT_NEAR(schedule_factor(Schedule::kCosine, 60, 10, 110), 0.5, 1e-12);
-  EXPECT_NEAR(schedule_factor(Schedule::kCosine, 110, 10, 110), 0, 1e-12);
-  EXPECT_EQ(schedule_from("cosine"), Schedule::kCosine);
-  EXPECT_THROW(schedule_from("square"), Error);
+TEST(Schedule, WarmupAndErrors) {
+  const Schedule linear("linear", {.warmup_steps = 10, .total_steps = 110});
+  EXPECT_EQ(linear.factor(0), 0);
+  EXPECT_EQ(linear.factor(5), 0.5);
+  EXPECT_EQ(linear.factor(10), 1);
+  EXPECT_NEAR(linear.factor(60), 0.5, 1e-12);
+  EXPECT_EQ(warmup_count(12, 200), 12);
+  EXPECT_EQ(warmup_count(0.03, 110), 4) << "below 1: a share, rounded up";
+  const auto fails = [](const char* name, ScheduleSpan span, std::initializer_list<std::string> parts) {
+    expect_has(message_of([&] { Schedule(name, span); }), parts);
+  };
+  fails("cosin", {}, {"did you mean cosine?"});
+  fails("constant", {.warmup_steps = 2, .total_steps = 9}, {"constant_with_warmup"});
+  fails("cosine", {.total_steps = 9, .kwargs = {{"num_cycle", 2}}}, {"did you mean num_cycles?"});
+  fails("linear", {.total_steps = 9, .kwargs = {{"power", 2}}}, {"'power'", "none"});
+  fails("cosine_with_min_lr", {.total_steps = 9}, {"min_lr_rate", "neither"});
+  fails("warmup_stable_decay", {.total_steps = 9}, {"num_decay_steps"});
 }
 
 TEST(PackedDataset, ExamplesInTheOrderOfTheStream) {
@@ -128,19 +140,30 @@ TEST(PackedDataset, ExamplesInTheOrderOfTheStream) {
   EXPECT_THROW(rows_of(stream, 18, 2, 4), Error);
 }
 
-TEST(ExampleSampler, EveryExampleOnceAnEpoch) {
-  ExampleSampler sequential(5, SamplingStrategy::kSequential, 1);
-  EXPECT_EQ(sequential.next(3), (std::vector<int64_t>{0, 1, 2}));
-  EXPECT_EQ(sequential.next(3), (std::vector<int64_t>{3, 4})) << "never of two epochs";
-  EXPECT_EQ(sequential.next(1), (std::vector<int64_t>{0}));
-  ExampleSampler random(50, SamplingStrategy::kRandom, 1), same(50, SamplingStrategy::kRandom, 1),
-      other(50, SamplingStrategy::kRandom, 2);
-  const auto first = random.next(50), second = random.next(50);
-  EXPECT_EQ(same.next(50), first);
-  EXPECT_NE(other.next(50), first);
+TEST(Order, EveryExampleOnceAnEpoch) {
+  EXPECT_EQ(epoch_order(4, SamplingStrategy::kSequential, 9, 2), (std::vector<int64_t>{0, 1, 2, 3}));
+  const auto first = epoch_order(50, SamplingStrategy::kRandom, 1, 0);
+  EXPECT_EQ(epoch_order(50, SamplingStrategy::kRandom, 1, 0), first);
+  EXPECT_EQ(epoch_order(50, SamplingStrategy::kRandom, 0, 1), first) << "seed + epoch decides";
+  const auto second = epoch_order(50, SamplingStrategy::kRandom, 1, 1);
   EXPECT_NE(second, first) << "shuffled again";
   EXPECT_EQ(std::set<int64_t>(second.begin(), second.end()).size(), 50u);
   EXPECT_THROW(sampling_strategy_from("backwards"), Error);
+  EXPECT_EQ(batches_of({5, 6, 7}, 2), (std::vector<std::vector<int64_t>>{{5, 6}, {7}}));
+  EXPECT_EQ(batches_of({5, 6, 7}, 2, /*drop_last=*/true), (std::vector<std::vector<int64_t>>{{5, 6}}));
+}
+
+TEST(ExampleDataset, PadsOnTheRight) {
+  const ExampleDataset dataset({{{5, 6, 7}, {-100, 6, 7}}, {{8}, {8}}, {{9, 4, 3}, {9, 4, 3}}}, /*pad_id=*/2);
+  const TrainingBatch batch = dataset.batch({1, 0});
+  EXPECT_TRUE(at::equal(batch.input_ids, at::tensor({8, 2, 2, 5, 6, 7}, at::kLong).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.labels, at::tensor({8, -100, -100, -100, 6, 7}, at::kLong).view({2, 3})));
+  EXPECT_TRUE(at::equal(batch.attention_mask, at::tensor({1, 0, 0, 1, 1, 1}, at::kLong).view({2, 3})));
+  EXPECT_EQ(label_count(batch), 2) << "the first position is predicted by none";
+  EXPECT_FALSE(dataset.batch({0, 2}).attention_mask.defined()) << "nothing is padded";
+  EXPECT_THROW(dataset.batch({3}), Error);
+  EXPECT_THROW(ExampleDataset({{{}, {}}}, 0), Error);
+  EXPECT_THROW(ExampleDataset({{{1}, {}}}, 0), Error);
 }
 
 std::shared_ptr<CausalLM> tiny_model() {
@@ -168,14 +191,14 @@ TEST(Trainer, LearnsAndReports) {
   Trainer trainer(
       model, {.per_device_train_batch_size = 4, .num_train_epochs = 8, .learning_rate = 0.02, .seed = 7}, dataset,
       {.eval_dataset = dataset, .on_step_end = [&](const TrainingStep& s) { EXPECT_EQ(s.step, called++); }});
-  const double before = trainer.evaluate();
+  const double before = trainer.evaluate().eval_loss;
   const TrainOutput out = trainer.train();
   EXPECT_EQ(called, 8 * 5);
   EXPECT_EQ(out.steps.size(), 40u);
   EXPECT_EQ(out.steps[0].num_input_tokens, 4 * 16);
   EXPECT_EQ(out.steps[0].learning_rate, 0.02);
   EXPECT_NEAR(out.steps[39].learning_rate, 0.02 / 40, 1e-12);  // linear is the default
-  EXPECT_LT(trainer.evaluate(), 0.2 * before);
+  EXPECT_LT(trainer.evaluate().eval_loss, 0.2 * before);
   EXPECT_TRUE(model->training()) << "evaluate() gives the mode back";
   EXPECT_GT(out.train_tokens_per_second(), 0);
   EXPECT_GT(out.peak_memory, 1 << 20);
@@ -233,6 +256,11 @@ TEST(Trainer, RefusesWhatCannotBe) {
   EXPECT_THROW(make({.gradient_accumulation_steps = 0}), Error);
   EXPECT_THROW(make({.num_train_epochs = 0}), Error);
   EXPECT_THROW(make({.lr_scheduler_type = "square"}), Error);
+  EXPECT_THROW(make({.bf16 = true}), Error);
+  EXPECT_THROW(make({.liger_kernel_config = {}, .eval_strategy = "steps"}), Error) << "no eval_dataset";
+  EXPECT_THROW(make({.use_liger_kernel = true, .liger_kernel_config = {{"geglu", true}}}), Error);
+  EXPECT_THROW(make({.metric_for_best_model = "accuracy"}), Error);
+  EXPECT_THROW(make({.per_device_train_batch_size = 9, .dataloader_drop_last = true}), Error) << "8 examples";
   EXPECT_THROW(make({.lr_scheduler_type = "constant", .warmup_steps = 2}), Error);
   EXPECT_THROW(make({.train_sampling_strategy = "backwards"}), Error);
   const auto frozen = tiny_model();
@@ -245,6 +273,129 @@ TEST(Trainer, RefusesWhatCannotBe) {
     broken->parameters()[0].fill_(NAN);
   }
   EXPECT_THROW(Trainer(broken, {}, counting(64, 8)).train(), Error);
+}
+
+// In bfloat16 torch's own optimizer, and so Trainer, keeps states in bfloat16; both states are named by an option.
+TEST(AdamWStates, HaveTheParametersDtypeWithoutAMaster) {
+  for (const bool master : {true, false}) {
+    Tensor parameter = at::ones({8}, at::kBFloat16);
+    AdamW optimizer({parameter}, {.learning_rate = 1e-4, .weight_decay = 0, .float32_master = master});
+    for (int step = 0; step < 20; ++step) {
+      parameter.mutable_grad() = at::ones({8}, at::kBFloat16);
+      optimizer.step();
+    }
+    EXPECT_EQ(optimizer.states()[0].average.scalar_type(), master ? at::kFloat : at::kBFloat16);
+    EXPECT_EQ(optimizer.states()[0].master.defined(), master);
+    // 20 updates of 1e-4: with a master they add up to half a step of bfloat16 below 1; without each is rounded away.
+    EXPECT_EQ(parameter[0].item<double>() < 1, master);
+  }
+}
+
+TEST(AdamWStates, ANormThatIsNotFiniteUpdatesNothing) {
+  Tensor parameter = at::ones({8});
+  AdamW optimizer({parameter}, kOptions);
+  parameter.mutable_grad() = at::full_like(parameter, NAN);
+  optimizer.step_clipped(gradient_norm_tensor(optimizer.parameters()), 1);
+  EXPECT_TRUE(at::equal(parameter, at::ones({8})));
+  parameter.mutable_grad() = at::ones({8});
+  optimizer.step_clipped(gradient_norm_tensor(optimizer.parameters()), 1);
+  EXPECT_FALSE(at::equal(parameter, at::ones({8}))) << "the test could fail";
+}
+
+// A callback that writes down what it hears, and stops the run where it is to.
+struct Listener final : TrainerCallback {
+  std::vector<std::string> heard;
+  int64_t stop_at = -1;
+  void on_train_begin(const TrainerEvent&) override { heard.emplace_back("begin"); }
+  void on_train_end(const TrainerEvent&) override { heard.emplace_back("end"); }
+  void on_epoch_end(const TrainerEvent& e) override { heard.push_back(cat("epoch ", e.state.epoch)); }
+  void on_step_end(const TrainerEvent& e) override {
+    heard.push_back(cat("step ", e.state.global_step));
+    if (e.state.global_step == stop_at) e.control.should_training_stop = true;
+  }
+  void on_log(const TrainerEvent&, const nlohmann::json& entry) override {
+    heard.push_back(cat("log ", entry["step"].get<int64_t>()));
+  }
+  void on_evaluate(const TrainerEvent&, const nlohmann::json&) override { heard.emplace_back("evaluate"); }
+  void on_save(const TrainerEvent& e) override { heard.push_back(cat("save ", e.state.global_step)); }
+};
+
+TEST(Trainer, CallsBackAndStops) {
+  const TempFolder folder;
+  const auto listener = std::make_shared<Listener>();
+  listener->stop_at = 5;
+  const auto dataset = counting(12 * 8, 8);  // 3 batches of 4
+  Trainer trainer(tiny_model(),
+                  {.output_dir = (folder / "out").string(),
+                   .per_device_train_batch_size = 4,
+                   .logging_steps = 2,
+                   .eval_strategy = "epoch",
+                   .save_strategy = "epoch"},
+                  dataset, {.eval_dataset = dataset, .callbacks = {listener}});
+  trainer.train();
+  EXPECT_EQ(
+      join(listener->heard),
+      "begin, step 1, step 2, log 2, step 3, epoch 1, log 3, evaluate, save 3, step 4, log 4, step 5, epoch 1.66667, "
+      "log 5, evaluate, save 5, log 5, end");
+  EXPECT_EQ(checkpoint_steps(folder / "out"), (std::vector<int64_t>{3, 5}));
+}
+
+TEST(Trainer, KeepsTheBestModelAndDropsOldCheckpoints) {
+  const TempFolder folder;
+  const auto dataset = counting(16 * 8, 8);
+  const auto model = tiny_model();
+  // A rate that first learns and then destroys: the best model is not the last one.
+  Trainer trainer(model,
+                  {.output_dir = (folder / "out").string(),
+                   .per_device_train_batch_size = 4,
+                   .max_steps = 12,
+                   .learning_rate = 0.02,
+                   .lr_scheduler_type = "polynomial",
+                   .lr_scheduler_kwargs = {{"lr_end", 1e-3}, {"power", 0.1}},
+                   .eval_strategy = "steps",
+                   .eval_steps = 2,
+                   .save_steps = 2,
+                   .save_total_limit = 2,
+                   .load_best_model_at_end = true},
+                  dataset, {.eval_dataset = dataset});
+  trainer.train();
+  const TrainerState& state = trainer.state();
+  ASSERT_TRUE(state.best_metric && state.best_model_checkpoint);
+  double least = INFINITY;
+  for (const auto& entry : state.log_history) {
+    if (entry.contains("eval_loss")) least = std::min(least, entry["eval_loss"].get<double>());
+  }
+  EXPECT_EQ(*state.best_metric, least);
+  EXPECT_NEAR(trainer.evaluate().eval_loss, least, 1e-6) << "its weights are back";
+  const auto kept = checkpoint_steps(folder / "out");
+  EXPECT_LE(kept.size(), 2u);
+  EXPECT_EQ(kept.back(), 12);
+  const auto read = Json::read(fs::path(*state.best_model_checkpoint) / "trainer_state.json");
+  EXPECT_EQ(read.at<int64_t>("global_step"), *state.best_global_step);
+}
+
+TEST(CheckpointFolder, IsWholeOrNotThere) {
+  const TempFolder folder;
+  const fs::path target = checkpoint_folder(folder / "out", 7);
+  EXPECT_THROW(write_checkpoint(target,
+                                [](const fs::path& half) {
+                                  write_file(half / "weights", "half");
+                                  throw Error({.kind = ErrorKind::kUnavailable,
+                                               .wanted = "a disk with room",
+                                               .got = "a full one",
+                                               .next = "free some"});
+                                }),
+               Error);
+  EXPECT_TRUE(fs::is_empty(folder / "out")) << "nothing half-written remains";
+  write_checkpoint(target, [](const fs::path& whole) { write_file(whole / "weights", "all"); });
+  write_checkpoint(checkpoint_folder(folder / "out", 30), [](const fs::path&) {});
+  fs::create_directories(folder / "out" / "checkpoint-8.0badcafe.incomplete");  // of a killed process
+  fs::create_directories(folder / "out" / "checkpoint-best");
+  EXPECT_EQ(checkpoint_steps(folder / "out"), (std::vector<int64_t>{7, 30}));
+  drop_old_checkpoints(folder / "out", 1, target);
+  EXPECT_EQ(checkpoint_steps(folder / "out"), (std::vector<int64_t>{7, 30})) << "the best and the newest stay";
+  drop_old_checkpoints(folder / "out", 1, {});
+  EXPECT_EQ(checkpoint_steps(folder / "out"), (std::vector<int64_t>{30}));
 }
 
 TEST(Memory, PeakIsResettableAndSeesLargeTensors) {

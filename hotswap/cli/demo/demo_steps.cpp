@@ -102,7 +102,7 @@ void demo_train(const DemoOptions& options) {
                    .max_steps = options.steps,
                    .learning_rate = options.learning_rate,
                    .weight_decay = 0.01,
-                   .warmup_steps = std::min<int64_t>(4, options.steps / 4),
+                   .warmup_steps = static_cast<double>(std::min<int64_t>(4, options.steps / 4)),
                    .train_sampling_strategy = "sequential"},
                   dataset, {.on_step_end = on_step_end});
   wait_for_turn();

@@ -10,8 +10,9 @@ namespace hotswap {
 using at::Tensor;
 
 struct TrainingBatch {
-  Tensor input_ids;  // [examples, time] int64
-  Tensor labels;     // the same shape, -100 where a token does not count; the model shifts them
+  Tensor input_ids;            // [examples, time] int64
+  Tensor labels;               // the same shape, -100 where a token does not count; the model shifts them
+  Tensor attention_mask = {};  // the same shape int64, 0 where a row is padded; undefined: no row is
 };
 
 class Dataset {
@@ -34,6 +35,28 @@ class PackedDataset final : public Dataset {
   std::vector<int64_t> stream_;
   int64_t length_;
 };
+
+// Examples of lengths of their own. A batch is as long as its longest: the others are padded on the right, with labels
+// of -100 and a mask of 0, as transformers' collators do.
+struct Example {
+  std::vector<int64_t> ids;
+  std::vector<int64_t> labels;  // as many; -100 where a token does not count
+};
+
+class ExampleDataset final : public Dataset {
+ public:
+  ExampleDataset(std::vector<Example> examples, int64_t pad_id);
+  int64_t size() const override { return static_cast<int64_t>(examples_.size()); }
+  TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+  const std::vector<Example>& examples() const { return examples_; }
+
+ private:
+  std::vector<Example> examples_;
+  int64_t pad_id_;
+};
+
+// The labels that count: the model predicts label i + 1 at position i, so position 0 of each row counts for nothing.
+int64_t label_count(const TrainingBatch& batch);
 
 // rows * columns ids of the stream from `first` on, as [rows, columns] int64. Error when the stream is too short.
 Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, int64_t columns);

@@ -1,8 +1,9 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW:
 //   p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   p -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-// m and v are float32. A parameter of another dtype (bfloat16) has a float32 master copy that is updated and rounded
-// into it, so that small updates are not lost.
+// With float32_master m and v are float32, and a parameter of another dtype (bfloat16) has a float32 master copy that
+// is updated and rounded into it, so that small updates are not lost. Without, m and v have the parameter's dtype and
+// the update is rounded at once: what torch does, and transformers' Trainer with it, at half the memory.
 //
 //   AdamW optimizer(model.parameters(), {.learning_rate = 1e-3});
 //   loss.backward();
@@ -24,11 +25,19 @@ struct AdamWOptions {
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
+  bool float32_master = true;  // of parameters of 16 bits
 };
 
 // Parameters with a weight decay of their own.
 struct ParameterGroup {
   std::vector<Tensor> parameters = {};
+  double weight_decay = 0;
+};
+
+// What the optimizer keeps of a parameter. Tensors are undefined before the first step.
+struct AdamWState {
+  Tensor average, average_square, steps;  // as the parameter, float32 with a master; steps: [] float32
+  Tensor master;                          // float32 copy of a parameter of another dtype, else undefined
   double weight_decay = 0;
 };
 
@@ -40,27 +49,30 @@ class AdamW {
   // One update of every parameter that has a gradient. Gradients count as gradient * gradient_factor: clipping costs no
   // pass over memory of its own (the fused update may leave them scaled).
   void step(double gradient_factor = 1.0);
+  // The same where the norm of the gradients is on the device and the host does not wait for it: gradients are clipped
+  // to max_norm (0: not at all), and where the norm is not finite nothing is updated. norm: [] float32.
+  void step_clipped(const Tensor& norm, double max_norm);
   void zero_grad();  // drops the gradients, so that their memory is free until the next backward
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
 
   const std::vector<Tensor>& parameters() const { return parameters_; }
+  const std::vector<AdamWState>& states() const { return states_; }  // one for each parameter
+  std::vector<AdamWState>& states() { return states_; }
   const AdamWOptions& options() const { return options_; }
 
  private:
-  struct State {
-    Tensor average, average_square, steps;  // as the parameter, float32; steps: []
-    Tensor master;                          // float32 copy of a parameter of another dtype, else undefined
-    double weight_decay = 0;
-  };
-  void update(const Tensor& parameter, const Tensor& gradient, State& state, const Tensor& inverse_factor);
+  void prepare(size_t index);
+  void step_all(const Tensor& inverse_factor, const Tensor& not_finite);
 
   std::vector<Tensor> parameters_;
-  std::vector<State> states_;  // tensors: filled by the first step
+  std::vector<AdamWState> states_;
   AdamWOptions options_;
 };
 
-// L2 norm over all gradients together, summed in float32 at least; 0 without any. NaN and infinity come through.
+// L2 norm over all gradients, summed in float32 at least; 0 without any. NaN and infinity come through.
 double gradient_norm(const std::vector<Tensor>& parameters);
+// The same on the device, [] float32; undefined without any gradient.
+Tensor gradient_norm_tensor(const std::vector<Tensor>& parameters);
 
 // What torch.nn.utils.clip_grad_norm_ multiplies gradients with: min(1, max_norm / (norm + 1e-6)); 1 when max_norm is
 // 0.

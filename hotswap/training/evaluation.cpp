@@ -1,0 +1,88 @@
+#include "hotswap/training/evaluation.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "hotswap/base/error.h"
+#include "hotswap/training/data/order.h"
+
+namespace hotswap {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Copies from pinned memory do not hold the host up.
+Tensor moved(const Tensor& tensor, at::Device device) {
+  if (!tensor.defined() || device.is_cpu()) return tensor;
+  return tensor.pin_memory().to(device, /*non_blocking=*/true);
+}
+
+struct BatchLoss {
+  Tensor loss;  // [] on the model's device: read when all are launched
+  int64_t examples, labels;
+};
+
+}  // namespace
+
+double rounded(double value, int digits) {
+  const double scale = std::pow(10.0, digits);
+  return std::round(value * scale) / scale;
+}
+
+ForwardArguments forward_arguments(const TrainingBatch& batch, at::Device device) {
+  return {.input_ids = moved(batch.input_ids, device),
+          .attention_mask = moved(batch.attention_mask, device),
+          .labels = moved(batch.labels, device),
+          .need_logits = false};
+}
+
+EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batch_size) {
+  const at::NoGradGuard no_grad;
+  const auto start = Clock::now();
+  const bool was_training = model.training();
+  model.eval();
+  EvalMetrics metrics;
+  std::vector<BatchLoss> losses;
+  for (const auto& examples :
+       batches_of(epoch_order(dataset.size(), SamplingStrategy::kSequential, 0, 0), batch_size)) {
+    const TrainingBatch batch = dataset.batch(examples);
+    metrics.examples += static_cast<int64_t>(examples.size());
+    ++metrics.batches;
+    const int64_t labels = label_count(batch);
+    if (labels == 0) continue;  // its mean is over nothing
+    const Tensor loss = model(forward_arguments(batch, model.device())).loss;
+    losses.push_back({loss, static_cast<int64_t>(examples.size()), labels});
+  }
+  model.train(was_training);
+  double by_example = 0, by_label = 0, examples = 0, labels = 0;
+  for (const BatchLoss& one : losses) {
+    const auto loss = one.loss.item<double>();
+    by_example += loss * static_cast<double>(one.examples);
+    by_label += loss * static_cast<double>(one.labels);
+    examples += static_cast<double>(one.examples);
+    labels += static_cast<double>(one.labels);
+  }
+  if (losses.empty()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an eval_dataset with labels",
+                 .got = cat(metrics.examples, " examples without any"),
+                 .next = "give examples of which something is learned"});
+  }
+  metrics.eval_loss = by_example / examples;
+  metrics.eval_loss_per_token = by_label / labels;
+  metrics.runtime = std::chrono::duration<double>(Clock::now() - start).count();
+  return metrics;
+}
+
+nlohmann::json EvalMetrics::to_json() const {
+  nlohmann::json json = {
+      {"eval_loss", eval_loss}, {"eval_loss_per_token", eval_loss_per_token}, {"eval_runtime", rounded(runtime, 4)}};
+  if (runtime <= 0) return json;
+  json["eval_samples_per_second"] = rounded(static_cast<double>(examples) / runtime, 3);
+  json["eval_steps_per_second"] = rounded(static_cast<double>(batches) / runtime, 3);
+  return json;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,197 @@
+#include "hotswap/training/training_loop.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/memory.h"
+#include "hotswap/training/data/order.h"
+#include "hotswap/training/evaluation.h"
+#include "hotswap/training/trainer_state.h"
+
+namespace hotswap {
+namespace {
+
+double seconds_between(std::chrono::steady_clock::time_point from, std::chrono::steady_clock::time_point to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// transformers' count: 6 operations a token and a parameter, without the embedding.
+double flos_of(CausalLM& model) {
+  int64_t parameters = 0;
+  model.each_parameter([&](const std::string& name, Tensor& tensor) {
+    if (!name.ends_with("embed_tokens.weight")) parameters += tensor.numel();
+  });
+  return 6.0 * static_cast<double>(parameters);
+}
+
+void check_finite(const TrainingStep& step, const char* what, double value) {
+  if (std::isfinite(value)) return;
+  throw Error(
+      {.kind = ErrorKind::kInvalidArgument,
+       .wanted = cat("a finite ", what, " at step ", step.step),
+       .got = cat(value),
+       .next = "lower the learning rate, or look for broken weights or data; the weights are those before this step"});
+}
+
+}  // namespace
+
+TrainingLoop::Counts TrainingLoop::counts_of(const TrainingArguments& a, const Dataset& dataset) {
+  const int64_t batch = a.per_device_train_batch_size, examples = dataset.size();
+  const int64_t forwards = a.dataloader_drop_last ? examples / batch : divide_up(examples, batch);
+  if (forwards == 0) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("at least one batch of ", batch, " examples"),
+                 .got = cat(examples, " examples", a.dataloader_drop_last ? ", and dataloader_drop_last" : ""),
+                 .next = "give more data, or a smaller per_device_train_batch_size"});
+  }
+  Counts counts{.forwards_in_epoch = forwards,
+                .updates_in_epoch = divide_up(forwards, a.gradient_accumulation_steps),
+                .epochs = static_cast<int64_t>(std::ceil(a.num_train_epochs)),
+                .updates = 0};
+  counts.updates = static_cast<int64_t>(std::ceil(a.num_train_epochs * static_cast<double>(counts.updates_in_epoch)));
+  if (a.max_steps > 0) {
+    counts.updates = a.max_steps;
+    counts.epochs = divide_up(a.max_steps, counts.updates_in_epoch);
+  }
+  return counts;
+}
+
+Schedule TrainingLoop::schedule_of(const TrainingArguments& a, const Dataset& dataset) {
+  const int64_t updates = counts_of(a, dataset).updates;
+  return {a.lr_scheduler_type,
+          {.warmup_steps = warmup_count(a.warmup_steps, updates),
+           .total_steps = updates,
+           .learning_rate = a.learning_rate,
+           .kwargs = a.lr_scheduler_kwargs}};
+}
+
+TrainingLoop::TrainingLoop(const Setup& setup)
+    : s_(setup),
+      counts_(counts_of(setup.arguments, setup.train_dataset)),
+      schedule_(schedule_of(setup.arguments, setup.train_dataset)),
+      flos_a_token_(flos_of(setup.model)) {}
+
+TrainOutput TrainingLoop::run() {
+  out_.peak_is_of_loop = reset_peak_memory();
+  s_.state = {.max_steps = counts_.updates,
+              .num_train_epochs = counts_.epochs,
+              .train_batch_size = s_.arguments.per_device_train_batch_size};
+  s_.state.set_steps(s_.arguments);
+  s_.control = {};
+  s_.model.train();
+  start_ = last_step_ = Clock::now();
+  each_callback([&](TrainerCallback& callback) { callback.on_train_begin(event()); });
+  if (s_.arguments.eval_on_start) evaluate();
+  for (int64_t epoch = 0; epoch < counts_.epochs && !s_.control.should_training_stop; ++epoch) run_epoch(epoch);
+  settle();
+  finish();
+  return std::move(out_);
+}
+
+void TrainingLoop::run_epoch(int64_t epoch) {
+  const TrainingArguments& a = s_.arguments;
+  s_.control.should_epoch_stop = false;
+  each_callback([&](TrainerCallback& callback) { callback.on_epoch_begin(event()); });
+  const auto order = epoch_order(s_.train_dataset.size(), sampling_strategy_from(a.train_sampling_strategy),
+                                 a.data_seed.value_or(a.seed), epoch);
+  const auto batches = batches_of(order, a.per_device_train_batch_size, a.dataloader_drop_last);
+  const auto group = static_cast<size_t>(a.gradient_accumulation_steps);
+  for (size_t at = 0; at < batches.size(); at += group) {
+    const size_t end = std::min(batches.size(), at + group);
+    const auto first = batches.begin() + static_cast<std::ptrdiff_t>(at);
+    each_callback([&](TrainerCallback& callback) { callback.on_step_begin(event()); });
+    update({first, first + static_cast<std::ptrdiff_t>(end - at)});
+    s_.state.epoch =
+        static_cast<double>(epoch) + static_cast<double>(end) / static_cast<double>(counts_.forwards_in_epoch);
+    after_update();
+    if (s_.control.should_epoch_stop || s_.control.should_training_stop) break;
+  }
+  s_.control.should_log = s_.control.should_evaluate = s_.control.should_save = false;
+  decide_after_epoch(a, s_.state, s_.control);
+  each_callback([&](TrainerCallback& callback) { callback.on_epoch_end(event()); });
+  act();
+}
+
+void TrainingLoop::update(const std::vector<std::vector<int64_t>>& examples) {
+  std::vector<TrainingBatch> batches;
+  batches.reserve(examples.size());
+  for (const auto& one : examples) batches.push_back(s_.train_dataset.batch(one));
+  const Tensor loss = forward_backward(batches);
+
+  AdamW& optimizer = *s_.parts.optimizer;
+  Tensor norm = gradient_norm_tensor(optimizer.parameters());
+  if (!norm.defined()) norm = at::zeros({}, at::TensorOptions(at::kFloat));
+  TrainingStep step{.step = s_.state.global_step,
+                    .learning_rate = s_.arguments.learning_rate * schedule_.factor(s_.state.global_step)};
+  optimizer.set_learning_rate(step.learning_rate);
+  optimizer.step_clipped(norm, s_.arguments.max_grad_norm);
+  optimizer.zero_grad();
+  for (const TrainingBatch& batch : batches) step.num_input_tokens += batch.input_ids.numel();
+  s_.state.total_flos += flos_a_token_ * static_cast<double>(step.num_input_tokens);
+  s_.state.num_input_tokens_seen += tokens_in(batches);
+  ++s_.state.global_step;
+
+  // On a GPU the host reads a step's values while the next one runs, unless a callback waits for them.
+  const bool wait = s_.model.device().is_cpu() || s_.parts.on_step_end;
+  if (!wait) settle();
+  pending_.push_back({step, loss, norm});
+  if (wait) settle();
+  const auto now = Clock::now();
+  (wait ? out_.steps.back() : pending_.back().step).seconds = seconds_between(last_step_, now);
+  if (wait && s_.parts.on_step_end) s_.parts.on_step_end(out_.steps.back());
+  last_step_ = Clock::now();
+}
+
+// The mean over the labels of all batches of the update, counted on the host before anything is copied.
+Tensor TrainingLoop::forward_backward(const std::vector<TrainingBatch>& batches) {
+  int64_t labels = 0;
+  for (const TrainingBatch& batch : batches) labels += label_count(batch);
+  Tensor sum = at::zeros({}, at::TensorOptions(at::kFloat).device(s_.model.device()));
+  for (const TrainingBatch& batch : batches) {
+    ForwardArguments arguments = forward_arguments(batch, s_.model.device());
+    arguments.need_logits = std::nullopt;
+    // Without any label the sum is 0, whatever it is divided by, and so are its gradients.
+    arguments.num_items_in_batch = static_cast<double>(std::max<int64_t>(1, labels));
+    const Tensor loss = s_.model(arguments).loss;
+    loss.backward();
+    sum += loss.detach();
+  }
+  return sum;
+}
+
+int64_t TrainingLoop::tokens_in(const std::vector<TrainingBatch>& batches) const {
+  const std::string& what = s_.arguments.include_num_input_tokens_seen;
+  int64_t tokens = 0;
+  for (const TrainingBatch& batch : batches) {
+    const bool masked = what == "non_padding" && batch.attention_mask.defined();
+    if (what != "no") tokens += masked ? batch.attention_mask.sum().item<int64_t>() : batch.input_ids.numel();
+  }
+  return tokens;
+}
+
+void TrainingLoop::settle() {
+  for (Pending& one : pending_) {
+    one.step.loss = one.loss.item<double>();
+    one.step.grad_norm = one.norm.item<double>();
+    check_finite(one.step, "loss", one.step.loss);
+    check_finite(one.step, "gradient norm", one.step.grad_norm);
+    loss_since_log_ += one.step.loss;
+    out_.steps.push_back(one.step);
+  }
+  pending_.clear();
+}
+
+void TrainingLoop::after_update() {
+  s_.control.should_log = s_.control.should_evaluate = s_.control.should_save = false;
+  decide_after_step(s_.arguments, s_.state, s_.control);
+  each_callback([&](TrainerCallback& callback) { callback.on_step_end(event()); });
+  act();
+}
+
+}  // namespace hotswap

@@ -1,0 +1,70 @@
+// The loop of Trainer::train(). For sources of this room.
+#pragma once
+
+#include <chrono>
+
+#include "hotswap/training/schedules/schedule.h"
+#include "hotswap/training/trainer_parts.h"
+
+namespace hotswap {
+
+class TrainingLoop {
+ public:
+  struct Setup {
+    CausalLM& model;
+    const TrainingArguments& arguments;
+    const Dataset& train_dataset;
+    TrainerParts& parts;
+    TrainerState& state;
+    TrainerControl& control;
+  };
+  explicit TrainingLoop(const Setup& setup);
+  TrainOutput run();
+
+  // How many forwards and updates there are.
+  struct Counts {
+    int64_t forwards_in_epoch, updates_in_epoch, epochs, updates;
+  };
+  static Counts counts_of(const TrainingArguments& arguments, const Dataset& dataset);
+  static Schedule schedule_of(const TrainingArguments& arguments, const Dataset& dataset);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // An update whose loss and norm may still be on the device.
+  struct Pending {
+    TrainingStep step;
+    Tensor loss, norm;  // [] float32
+  };
+
+  void run_epoch(int64_t epoch);
+  void update(const std::vector<std::vector<int64_t>>& examples);
+  Tensor forward_backward(const std::vector<TrainingBatch>& batches);
+  void settle();  // reads what is pending; Error where a value is not finite
+  void after_update();
+  void act();  // logs, evaluates and saves as the control has it
+  void log_training();
+  void log(nlohmann::json entry);
+  void evaluate();
+  void save_checkpoint();
+  void finish();
+  void load_best_model();
+  int64_t tokens_in(const std::vector<TrainingBatch>& batches) const;
+  TrainerEvent event() { return {s_.arguments, s_.state, s_.control, s_.model}; }
+  template <typename Call>
+  void each_callback(const Call& call) {
+    for (const auto& callback : s_.parts.callbacks) call(*callback);
+  }
+
+  Setup s_;
+  Counts counts_;
+  Schedule schedule_;
+  TrainOutput out_;
+  std::vector<Pending> pending_;
+  Clock::time_point start_, last_step_;
+  double flos_a_token_ = 0;    // of forward and backward
+  double loss_since_log_ = 0;  // summed over the updates since then
+  int64_t last_logged_ = 0;    // the step
+  double total_loss_ = 0;
+};
+
+}  // namespace hotswap

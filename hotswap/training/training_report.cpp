@@ -1,0 +1,124 @@
+// What the loop does between updates: the log, evaluations, checkpoints, and the end of a run.
+#include <ATen/core/grad_mode.h>
+
+#include <filesystem>
+#include <map>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/memory.h"
+#include "hotswap/models/auto.h"
+#include "hotswap/training/checkpoint/folder.h"
+#include "hotswap/training/evaluation.h"
+#include "hotswap/training/trainer_state.h"
+#include "hotswap/training/training_loop.h"
+
+namespace hotswap {
+
+namespace fs = std::filesystem;
+
+void TrainingLoop::act() {
+  if (s_.control.should_log) log_training();
+  if (s_.control.should_evaluate) evaluate();
+  if (s_.control.should_save) save_checkpoint();
+}
+
+void TrainingLoop::log_training() {
+  if (s_.state.global_step <= last_logged_) return;
+  settle();
+  const TrainingStep& last = out_.steps.back();
+  nlohmann::json entry = {{"loss", loss_since_log_ / static_cast<double>(s_.state.global_step - last_logged_)},
+                          {"grad_norm", last.grad_norm},
+                          {"learning_rate", last.learning_rate}};
+  if (s_.arguments.include_num_input_tokens_seen != "no") {
+    const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
+    entry["train_runtime"] = rounded(runtime, 4);
+    entry["train_tokens_per_second"] = rounded(static_cast<double>(s_.state.num_input_tokens_seen) / runtime, 3);
+  }
+  log(std::move(entry));
+  total_loss_ += loss_since_log_;
+  loss_since_log_ = 0;
+  last_logged_ = s_.state.global_step;
+}
+
+void TrainingLoop::log(nlohmann::json entry) {
+  entry["epoch"] = s_.state.epoch;
+  if (s_.arguments.include_num_input_tokens_seen != "no") {
+    entry["num_input_tokens_seen"] = s_.state.num_input_tokens_seen;
+  }
+  entry["step"] = s_.state.global_step;
+  s_.state.log_history.push_back(entry);
+  each_callback([&](TrainerCallback& callback) { callback.on_log(event(), entry); });
+}
+
+void TrainingLoop::evaluate() {
+  settle();
+  const TrainingArguments& a = s_.arguments;
+  const nlohmann::json metrics =
+      evaluate_model(s_.model, *s_.parts.eval_dataset, a.per_device_eval_batch_size).to_json();
+  log(metrics);
+  each_callback([&](TrainerCallback& callback) { callback.on_evaluate(event(), metrics); });
+  last_step_ = Clock::now();  // no step's time
+  const auto best = best_metric_of(a);
+  if (!best) return;
+  const auto value = metrics.at(best->name).get<double>();
+  TrainerState& state = s_.state;
+  const bool better =
+      !state.best_metric || (best->greater_is_better ? value > *state.best_metric : value < *state.best_metric);
+  if (better) {
+    state.best_metric = value;
+    if (a.save_strategy != "no") state.best_global_step = state.global_step;
+  }
+  if (a.save_strategy == "best") s_.control.should_save = better;
+}
+
+void TrainingLoop::save_checkpoint() {
+  if (s_.arguments.output_dir.empty()) return;
+  settle();
+  const fs::path output = s_.arguments.output_dir;
+  TrainerState& state = s_.state;
+  if (state.best_global_step) {
+    const fs::path best = checkpoint_folder(output, *state.best_global_step);
+    if (*state.best_global_step == state.global_step || fs::is_directory(best)) state.best_model_checkpoint = best;
+  }
+  write_checkpoint(checkpoint_folder(output, state.global_step), [&](const fs::path& folder) {
+    s_.model.save_pretrained(folder);
+    state.save(folder / "trainer_state.json", s_.control);
+  });
+  if (s_.arguments.save_total_limit) {
+    drop_old_checkpoints(output, *s_.arguments.save_total_limit, state.best_model_checkpoint.value_or(""));
+  }
+  each_callback([&](TrainerCallback& callback) { callback.on_save(event()); });
+  last_step_ = Clock::now();
+}
+
+void TrainingLoop::finish() {
+  TrainerState& state = s_.state;
+  const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
+  const auto updates = static_cast<double>(std::max<int64_t>(1, state.global_step));
+  total_loss_ += loss_since_log_;
+  out_.training_loss = total_loss_ / updates;
+  const TrainingArguments& a = s_.arguments;
+  const auto batch = static_cast<double>(a.per_device_train_batch_size * a.gradient_accumulation_steps);
+  const double samples = a.max_steps > 0 ? static_cast<double>(a.max_steps) * batch
+                                         : static_cast<double>(s_.train_dataset.size()) * a.num_train_epochs;
+  out_.metrics = {{"train_runtime", rounded(runtime, 4)},
+                  {"train_samples_per_second", rounded(samples / runtime, 3)},
+                  {"train_steps_per_second", rounded(static_cast<double>(state.max_steps) / runtime, 3)},
+                  {"total_flos", state.total_flos},
+                  {"train_loss", out_.training_loss}};
+  log(out_.metrics);
+  if (a.load_best_model_at_end && state.best_model_checkpoint) load_best_model();
+  out_.peak_memory = peak_memory();
+  each_callback([&](TrainerCallback& callback) { callback.on_train_end(event()); });
+}
+
+void TrainingLoop::load_best_model() {
+  const at::NoGradGuard no_grad;
+  const auto best =
+      AutoModelForCausalLM::from_pretrained(*s_.state.best_model_checkpoint, {.device_map = s_.model.device().str()});
+  std::map<std::string, Tensor> tensors;
+  best->each_tensor([&](const std::string& name, Tensor& tensor) { tensors.emplace(name, tensor); });
+  s_.model.each_tensor([&](const std::string& name, Tensor& tensor) { tensor.detach().copy_(tensors.at(name)); });
+}
+
+}  // namespace hotswap
