@@ -17,6 +17,7 @@ void add_verbs(CLI::App& app, const std::string& source) {
   add_chat(app);
   add_generate(app);
   add_score(app);
+  add_train(app);
   add_merge(app);
   add_quantize(app);
   add_tokenize(app);

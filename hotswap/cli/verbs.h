@@ -15,6 +15,7 @@ void add_generate(CLI::App& app);
 void add_chat(CLI::App& app);
 void add_chat_template(CLI::App& app);
 void add_score(CLI::App& app);
+void add_train(CLI::App& app);
 void add_merge(CLI::App& app);
 void add_quantize(CLI::App& app);
 void add_tokenize(CLI::App& app);

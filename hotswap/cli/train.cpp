@@ -1,0 +1,178 @@
+// train: fine-tunes a model on a file by transformers' TrainingArguments.
+#include <cstdio>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/flags/value_checks.h"
+#include "hotswap/cli/train_print.h"
+#include "hotswap/cli/verbs.h"
+#include "hotswap/training/arguments/argument_row.h"
+#include "hotswap/training/data/train_file.h"
+#include "hotswap/training/trainer.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using OutJson = nlohmann::ordered_json;
+
+struct Flags {
+  ModelFlags model;
+  KernelFlags kernels;
+  std::string train_file, eval_file, arguments_file;
+  std::map<std::string, std::string> arguments;  // of flags: the name and its value as it was written
+  int64_t max_length = 1024;
+  bool json = false;
+};
+
+// A flag's value is JSON where it reads as such, as in --liger_kernel_config '{"rope": false}', else a text.
+OutJson value_of(const std::string& text) {
+  OutJson value = OutJson::parse(text, nullptr, /*allow_exceptions=*/false);
+  return value.is_discarded() ? OutJson(text) : value;
+}
+
+TrainingArguments arguments_of(const Flags& flags) {
+  TrainingArguments arguments;
+  if (!flags.arguments_file.empty()) {
+    arguments = training_arguments_from(Json::read(flags.arguments_file), {}, ArgumentsAre::kPart);
+  }
+  OutJson given = OutJson::object();
+  for (const auto& [name, text] : flags.arguments) given[name] = value_of(text);
+  arguments = training_arguments_from(Json::parse(given.dump(), "the flags"), arguments);
+  if (arguments.output_dir.empty()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "a folder to write",
+                 .got = "neither --output-dir nor output_dir in the arguments",
+                 .next = "name one that does not exist yet"});
+  }
+  return arguments;
+}
+
+void check_free(const fs::path& output) {
+  if (!fs::exists(output) || (fs::is_directory(output) && fs::is_empty(output))) return;
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "an output folder that does not exist yet, or is empty",
+               .got = output.string(),
+               .next = "name another one, or remove it; a run is not resumed"});
+}
+
+ModelFlags source_of(const Flags& flags, const TrainingArguments& arguments) {
+  ModelFlags source = located(flags.model);
+  source.packed = "off";
+  if (arguments.use_cpu) source.device = "cpu";
+  if (fs::is_regular_file(source.model)) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a model as safetensors to train",
+                 .got = cat("the GGUF file ", source.model),
+                 .next = "train the checkpoint that the file was made of"});
+  }
+  return source;
+}
+
+TrainFileOptions file_options(const Flags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
+  const SpecialIds& special = tokenizer.special_ids();
+  return {.max_length = flags.max_length,
+          .chat = find_chat_template(source),
+          .pad_id = special.pad.value_or(special.eos.value_or(0))};
+}
+
+void train_verb(const Flags& flags) {
+  const TrainingArguments arguments = arguments_of(flags);
+  const fs::path output = arguments.output_dir;
+  check_free(output);  // before anything is read
+  const ModelFlags source = source_of(flags, arguments);
+  const Tokenizer tokenizer = load_tokenizer(source);
+  const TrainFileOptions options = file_options(flags, source, tokenizer);
+  const TrainFile train = read_train_file(flags.train_file, tokenizer, options);
+  print_file(flags.train_file, train);
+  TrainFile held_out;
+  if (!flags.eval_file.empty()) {
+    held_out = read_train_file(flags.eval_file, tokenizer, options);
+    print_file(flags.eval_file, held_out);
+  }
+  const auto model = load_model(source, flags.kernels);
+  TrainerParts parts{.eval_dataset = held_out.dataset};
+  if (!arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
+  Trainer trainer(model, arguments, train.dataset, std::move(parts));
+  const TrainOutput result = trainer.train();
+  std::optional<EvalMetrics> evaluated;
+  if (held_out.dataset) evaluated = trainer.evaluate();
+  trainer.save_model();
+  trainer.save_state();
+  write_file(output / "training_arguments.json", to_json(arguments).dump(2) + "\n");
+  print_result({.output = output,
+                .result = result,
+                .evaluated = evaluated,
+                .kernels = model->kernel_report(),
+                .json = flags.json});
+}
+
+// --learning_rate as transformers' scripts have it, and --learning-rate.
+std::string flag_names(const std::string& name) {
+  std::string dashed = name;
+  for (char& c : dashed) c = c == '_' ? '-' : c;
+  return dashed == name ? "--" + name : cat("--", dashed, ",--", name);
+}
+
+void add_argument_flags(CLI::App& verb, std::map<std::string, std::string>& values) {
+  for (const ArgumentRow& row : argument_rows()) {
+    const bool read = row.kind == ArgumentKind::kHonoured;
+    const std::string help = read                                  ? row.help
+                             : row.kind == ArgumentKind::kNoEffect ? "Changes nothing: " + row.why
+                                                                   : cat("Only ", row.fallback.dump(), ": ", row.why);
+    auto* option = verb.add_option_function<std::string>(
+        flag_names(row.name), [&values, name = row.name](const std::string& text) { values[name] = text; }, help);
+    option->type_name("VALUE")->group(read ? "TrainingArguments" : "TrainingArguments that a run does not read");
+    if (row.fallback.is_boolean()) option->expected(0, 1)->default_str("true");
+  }
+  verb.add_option_function<std::string>(
+          "--float32-master,--float32_master", [&values](const std::string& text) { values["float32_master"] = text; },
+          "Of a model of 16 bits: optimizer states and a copy of the weights in float32. Trainer has none")
+      ->type_name("VALUE")
+      ->expected(0, 1)
+      ->default_str("true");
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto* verb = app.add_subcommand(
+      "train",
+      "Fine-tune a model on a file: the curve of transformers' Trainer for the same arguments. Writes the model,\n"
+      "trainer_state.json with the log, and checkpoints into --output-dir");
+  auto flags = std::make_shared<Flags>();
+  verb->add_option("--model,model", flags->model.model, "Folder of the model, or org/name on the Hub")
+      ->required()
+      ->type_name("DIR|ID");
+  verb->add_option("--train-file", flags->train_file,
+                   "Text (.txt), or a JSON object a line (.jsonl): text, prompt and completion, or messages")
+      ->required()
+      ->type_name("FILE");
+  verb->add_option("--eval-file", flags->eval_file, "The same, held out: evaluated at the end and by --eval-strategy")
+      ->type_name("FILE");
+  verb->add_option("--arguments", flags->arguments_file, "A JSON file of TrainingArguments; flags go before it")
+      ->type_name("FILE");
+  verb->add_option("--max-length", flags->max_length, "Tokens of an example; of a text, of each piece")
+      ->check(above_zero())
+      ->capture_default_str();
+  verb->add_option("--revision", flags->model.revision, "Branch, tag or commit of a model of the Hub")
+      ->capture_default_str();
+  verb->add_option("--device", flags->model.device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
+  verb->add_option("--dtype", flags->model.dtype, "float32, bfloat16, or auto: as in config.json")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16"}))
+      ->capture_default_str();
+  verb->add_option("--attn-implementation", flags->model.attention,
+                   "sdpa, eager, or a kernel as org/repo[@revision][:layer]");
+  add_kernel_flags(*verb, flags->kernels);
+  verb->add_flag("--json", flags->json,
+                 "Print JSON: output_dir, metrics, eval, tokens_per_second, peak_memory, kernels");
+  add_argument_flags(*verb, flags->arguments);
+  verb->callback([flags] { train_verb(*flags); });
+}
+
+}  // namespace hotswap

@@ -1,0 +1,69 @@
+#include "hotswap/cli/train_print.h"
+
+#include <cstdio>
+#include <iostream>
+
+#include "hotswap/base/error.h"
+#include "hotswap/cli/flags/model_flags.h"
+
+namespace hotswap {
+namespace {
+
+using OutJson = nlohmann::ordered_json;
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.4g", value);
+  return text;
+}
+
+}  // namespace
+
+void print_file(const std::string& name, const TrainFile& file) {
+  std::string line =
+      cat(name, ": ", file.dataset->size(), " examples, ", file.tokens, " tokens, ", file.learned, " learned");
+  if (file.cut > 0) line += cat("; ", file.cut, " cut at --max-length");
+  if (file.dropped > 0) line += cat("; ", file.dropped, " dropped");
+  std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+void PrintProgress::on_train_begin(const TrainerEvent& event) {
+  start_ = std::chrono::steady_clock::now();
+  std::fprintf(stderr, "%lld updates, %lld epochs\n", static_cast<long long>(event.state.max_steps),
+               static_cast<long long>(event.state.num_train_epochs));
+}
+
+void PrintProgress::on_log(const TrainerEvent& event, const nlohmann::json& entry) {
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  std::string line = cat(event.state.global_step, "/", event.state.max_steps);
+  for (const char* key : {"loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"}) {
+    if (entry.contains(key)) line += cat("  ", key, " ", number(entry[key].get<double>()));
+  }
+  std::fprintf(stderr, "%s  %.1f s\n", line.c_str(), seconds);
+}
+
+void PrintProgress::on_save(const TrainerEvent& event) {
+  std::fprintf(stderr, "%s/checkpoint-%lld written\n", event.arguments.output_dir.c_str(),
+               static_cast<long long>(event.state.global_step));
+}
+
+void print_result(const TrainResult& r) {
+  if (r.json) {
+    OutJson out = {{"output_dir", r.output.string()},
+                   {"metrics", r.result.metrics},
+                   {"eval", r.evaluated ? OutJson(r.evaluated->to_json()) : OutJson(nullptr)},
+                   {"tokens_per_second", r.result.train_tokens_per_second()},
+                   {"peak_memory", r.result.peak_memory},
+                   {"kernels", kernels_json(r.kernels)}};
+    std::printf("%s\n", out.dump(2).c_str());
+    return;
+  }
+  if (!r.kernels.rows.empty()) std::cout << r.kernels << "\n";
+  std::cout << r.output.string() << ": " << r.result.steps.size() << " updates, loss "
+            << number(r.result.steps.front().loss) << " -> " << number(r.result.steps.back().loss);
+  if (r.evaluated) std::cout << ", held out " << number(r.evaluated->eval_loss);
+  std::cout << "; " << number(r.result.train_tokens_per_second()) << " tokens/s, peak "
+            << number(static_cast<double>(r.result.peak_memory) / 1e9) << " GB" << std::endl;
+}
+
+}  // namespace hotswap

@@ -1,0 +1,36 @@
+// What `hotswap train` prints: the data, progress, and the result.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "hotswap/training/data/train_file.h"
+#include "hotswap/training/trainer.h"
+
+namespace hotswap {
+
+void print_file(const std::string& name, const TrainFile& file);  // to stderr
+
+// A line of stderr for each entry of the log.
+class PrintProgress final : public TrainerCallback {
+ public:
+  void on_train_begin(const TrainerEvent& event) override;
+  void on_log(const TrainerEvent& event, const nlohmann::json& entry) override;
+  void on_save(const TrainerEvent& event) override;
+
+ private:
+  std::chrono::steady_clock::time_point start_;
+};
+
+struct TrainResult {
+  std::filesystem::path output;
+  const TrainOutput& result;
+  std::optional<EvalMetrics> evaluated;
+  const KernelReport& kernels;
+  bool json;
+};
+void print_result(const TrainResult& result);  // to stdout
+
+}  // namespace hotswap

@@ -1,0 +1,101 @@
+// hotswap train as a script runs it.
+#include <cmath>
+
+#include "hotswap/cli/test_program.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace test_support;
+
+class Train : public CliModel {
+ protected:
+  std::string out() const { return file("out").string(); }
+  std::string data() const { return (model_data() / "text/license.txt").string(); }
+  std::string call(const std::string& further) const {
+    return "train " + model() + " --train-file " + data() + " --output-dir " + out() + " --max-length 64 " + further;
+  }
+};
+
+TEST_F(Train, ArgumentsFromFileAndFlags) {
+  write_file(file("args.json"),
+             R"({"max_steps": 6, "learning_rate": 0.5, "per_device_train_batch_size": 2, "logging_steps": 2,
+                 "save_steps": 3, "report_to": "none", "gradient_checkpointing": false, "warmup_steps": null})");
+  const auto json = run_json(call("--arguments " + file("args.json").string() +
+                                  " --learning_rate 1e-3 --weight-decay 0.1 --use-liger-kernel --eval-file " + data() +
+                                  " --liger_kernel_config '{\"rope\": false}' --json"));
+  EXPECT_EQ(keys(json), (Keys{"output_dir", "metrics", "eval", "tokens_per_second", "peak_memory", "kernels"}));
+  EXPECT_GT(json["eval"]["eval_loss"], 0);
+  std::set<std::string> bound;
+  for (const auto& row : json["kernels"]) {
+    if (!row["package"].is_null() && row["package"] != "") bound.insert(row["layer"].get<std::string>());
+  }
+  EXPECT_TRUE(bound.contains("SwiGLUMLP"));
+  EXPECT_FALSE(bound.contains("rotary_pos_emb")) << "the option is off";
+  EXPECT_FALSE(bound.contains("Linear")) << "Liger has none";
+
+  const auto state = nlohmann::json::parse(read_file(file("out") / "trainer_state.json"));
+  EXPECT_EQ(state["global_step"], 6);
+  EXPECT_EQ(state["log_history"].size(), 3u + 1u + 1u) << "three logs, the end, the evaluation";
+  EXPECT_EQ(keys(state["log_history"][0]), (Keys{"epoch", "grad_norm", "learning_rate", "loss", "step"}));
+  EXPECT_LT(state["log_history"][0]["learning_rate"].get<double>(), 1e-3) << "the flag goes before the file";
+  for (const char* folder : {"checkpoint-3", "checkpoint-6", "."}) {
+    EXPECT_TRUE(fs::exists(file("out") / folder / "model.safetensors")) << folder;
+    EXPECT_TRUE(fs::exists(file("out") / folder / "trainer_state.json")) << folder;
+  }
+  EXPECT_EQ(nlohmann::json::parse(read_file(file("out") / "training_arguments.json"))["weight_decay"], 0.1);
+  // What was trained loads, and has learned.
+  const auto before = run_json("score " + model() + " --json --text " + data());
+  const auto after = run_json("score " + out() + " --json --text " + data());
+  EXPECT_LT(after["loss"].get<double>(), before["loss"].get<double>());
+}
+
+TEST_F(Train, PrintsProgress) {
+  const Outcome outcome = run(call("--max-steps 2 --logging-steps 1 --save-strategy no --use-kernels"));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  for (const char* part : {"license.txt: ", " examples", "2 updates", "1/2  loss ", "2/2  loss "}) {
+    EXPECT_NE(outcome.err.find(part), std::string::npos) << part << "\n" << outcome.err;
+  }
+  for (const char* part : {"kernels: ", "2 updates, loss ", "tokens/s"}) {
+    EXPECT_NE(outcome.out.find(part), std::string::npos) << part << "\n" << outcome.out;
+  }
+  EXPECT_FALSE(fs::exists(file("out") / "checkpoint-2"));
+}
+
+TEST_F(Train, SaysWhatIsWrong) {
+  const auto fails = [&](const std::string& line, std::initializer_list<std::string> parts) {
+    const Outcome outcome = run(line);
+    EXPECT_NE(outcome.status, 0) << line;
+    expect_has(outcome.out + outcome.err, parts);
+    EXPECT_FALSE(fs::exists(file("out") / "model.safetensors")) << line;
+  };
+  fails(call("--learning_rat 1"), {"--learning_rate"});
+  fails(call("--fp16"), {"fp16", "bfloat16"});
+  fails(call("--deepspeed ds.json"), {"deepspeed", "one process"});
+  fails(call("--max_steps many"), {"the flags: max_steps"});
+  fails(call("--eval-strategy epoch"), {"eval_dataset"});
+  fails(call("--use-kernels --use_liger_kernel"), {"use_liger_kernel"});
+  fails(call("--use_liger_kernel --liger_kernel_config '{\"ropee\": true}'"), {"did you mean rope?"});
+  write_file(file("args.json"), R"({"max_step": 3})");
+  fails(call("--arguments " + file("args.json").string()), {"args.json", "did you mean max_steps?"});
+  write_file(file("bad.jsonl"), "{\"text\": \"You may\"}\n{\"text\": 1}\n");
+  fails("train " + model() + " --output-dir " + out() + " --train-file " + file("bad.jsonl").string(), {"bad.jsonl:2"});
+  fails("train " + model() + " --train-file " + data(), {"--output-dir"});
+  write_file(file("bad.jsonl"), "");
+  fs::create_directories(file("out"));
+  write_file(file("out") / "note", "mine");
+  fails(call("--max-steps 1"), {"is empty", "out"});
+}
+
+// A loss that is no number ends the run; what was saved before is whole.
+TEST_F(Train, StopsWhereTheLossIsNotFinite) {
+  const Outcome outcome =
+      run(call("--max-steps 40 --learning-rate 1e30 --max-grad-norm 0 --save-steps 1 --disable-tqdm"));
+  EXPECT_EQ(outcome.status, 1);
+  expect_has(outcome.err, {"finite", "at step "});
+  EXPECT_TRUE(fs::exists(file("out") / "checkpoint-1" / "model.safetensors"));
+}
+
+}  // namespace
+}  // namespace hotswap
