@@ -26,7 +26,7 @@ struct PretrainedOptions {
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
   // A GGUF file's weights of projections and embedding keep their format where it is a packed one: less to read, and
   // nothing to train.
-  // Unset: where kernels are asked for, on the CPU or with few_rows, and every layer that uses the weight has one.
+  // Unset: where kernels are requested, on the CPU or with few_rows, and every layer that uses the weight has one.
   std::optional<bool> keep_formats = std::nullopt;
   bool few_rows = false;               // what it will generate is one sequence, or a few
   std::string revision = "main";       // branch, tag or commit of a model of the Hub

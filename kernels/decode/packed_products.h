@@ -1,5 +1,5 @@
 // The products of a layer on a GPU whose weights are in ggml's blocks, and how many rows they take. Host alone: no GPU
-// is needed to ask.
+// is needed.
 #pragma once
 
 #include <algorithm>
