@@ -1,4 +1,4 @@
-// The products of a layer on a GPU whose weights are in ggml's blocks, and how many rows they take. Host alone: no GPU
+// The products of a layer on a GPU whose weights are in ggml's blocks, and how many rows they take. Host only: no GPU
 // is needed.
 #pragma once
 
