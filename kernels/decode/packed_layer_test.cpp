@@ -19,7 +19,7 @@ std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
     struct Size {
       double codes, minimums;
     };
-    static const std::map<std::string, Size> sizes = {{"Q8_0", {74, 0}},  {"Q4_0", {5, 0}},    {"Q4_1", {5, 1}},
+    static const std::map<std::string, Size> sizes = {{"Q8_0", {74, 0}},  {"Q4_0", {5, 0}},    {"Q4_1", {12, 2}},
                                                       {"Q5_0", {10, 0}},  {"Q4_K", {400, 53}}, {"Q5_K", {800, 53}},
                                                       {"Q6_K", {1400, 0}}};
     const double size = 1 / std::sqrt(double(like.size(1)));
