@@ -7,8 +7,8 @@
 namespace kernels::testing {
 namespace {
 
-// The layer with weights of these packings, one after the other and again (up as gate), and the one with the numbers that they mean, in
-// float64, of which the reference is made.
+// The layer with weights of these packings, one after the other and again (up as gate), and the one with the numbers
+// that they mean, in float64, of which the reference is made.
 std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
                                       const std::vector<std::string>& packings) {
   Layer packed(shape, dtype), plain = packed;
@@ -19,8 +19,8 @@ std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
     struct Size {
       double codes, minimums;
     };
-    static const std::map<std::string, Size> sizes = {{"Q8_0", {74, 0}},  {"Q4_0", {5, 0}},    {"Q4_1", {12, 2}},
-                                                      {"Q5_0", {10, 0}},  {"Q4_K", {400, 53}}, {"Q5_K", {800, 53}},
+    static const std::map<std::string, Size> sizes = {{"Q8_0", {74, 0}},  {"Q4_0", {5, 0}},    {"Q4_1", {14, 2}},
+                                                      {"Q5_0", {10, 0}},  {"Q4_K", {560, 75}}, {"Q5_K", {1150, 75}},
                                                       {"Q6_K", {1400, 0}}};
     const double size = 1 / std::sqrt(double(like.size(1)));
     const auto& [codes, minimums] = sizes.at(packing);
