@@ -113,14 +113,19 @@ void train_verb(const Flags& flags) {
 }
 
 // --learning_rate as transformers' scripts have it, and --learning-rate.
+std::string dashed(std::string name) {
+  for (char& c : name) c = c == '_' ? '-' : c;
+  return name;
+}
 std::string flag_names(const std::string& name) {
-  std::string dashed = name;
-  for (char& c : dashed) c = c == '_' ? '-' : c;
-  return dashed == name ? "--" + name : cat("--", dashed, ",--", name);
+  return dashed(name) == name ? "--" + name : cat("--", dashed(name), ",--", name);
 }
 
 void add_argument_flags(CLI::App& verb, std::map<std::string, std::string>& values) {
   for (const ArgumentRow& row : argument_rows()) {
+    // A flag of every verb keeps its meaning: --project is the kernels' folder, and TrainingArguments' project, a name
+    // for a service of logs, is read from the file only.
+    if (verb.get_option_no_throw("--" + dashed(row.name)) != nullptr) continue;
     const bool read = row.kind == ArgumentKind::kHonoured;
     const std::string help = read                                  ? row.help
                              : row.kind == ArgumentKind::kNoEffect ? "Changes nothing: " + row.why
