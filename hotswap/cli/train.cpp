@@ -133,7 +133,7 @@ void add_argument_flags(CLI::App& verb, std::map<std::string, std::string>& valu
     auto* option = verb.add_option_function<std::string>(
         flag_names(row.name), [&values, name = row.name](const std::string& text) { values[name] = text; }, help);
     option->type_name("VALUE")->group(read ? "TrainingArguments" : "TrainingArguments that a run does not read");
-    if (row.fallback.is_boolean()) option->expected(0, 1)->default_str("true");
+    if (row.is_switch) option->expected(0, 1)->default_str("true");
   }
   verb.add_option_function<std::string>(
           "--float32-master,--float32_master", [&values](const std::string& text) { values["float32_master"] = text; },

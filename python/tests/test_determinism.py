@@ -86,12 +86,19 @@ def gpu_cases(package_name):
     return module.cases(ops, lambda *shape: torch.randn(*shape).bfloat16(), names)
 
 
+# More rows than the package's kernel takes, and gradients: torch's products, whose sums follow the number of threads on CPUs
+# without instructions for bfloat16.
+TORCHS_PRODUCTS = ("linear, 5 rows", "linear, 16 rows", "linear_bwd")
+
+
 @pytest.mark.skipif(torch.get_default_device().type == "cuda", reason="threads are no question there")
 @pytest.mark.parametrize("name", ["linear", "decode"])
 def test_projections_and_whole_layers_with_any_number_of_threads(name):
     before = torch.get_num_threads()
     try:
         for op, call in gpu_cases(name).items():
+            if op in TORCHS_PRODUCTS:
+                continue
             found = []
             for threads in (1, 2, 1):
                 torch.set_num_threads(threads)

@@ -20,6 +20,7 @@ struct ArgumentRow {
   nlohmann::ordered_json fallback = nullptr;        // transformers' default
   std::vector<nlohmann::ordered_json> passes = {};  // of a refused one, beside null and the default
   std::string help = {};                            // of a honoured one
+  bool is_switch = false;                           // a flag without a value means true
 };
 
 // Every name of transformers.

@@ -20,6 +20,7 @@ struct Honoured {
   const char* help;
   std::function<void(Args&, const Json&)> set;
   std::function<Value(const Args&)> get;
+  bool is_switch = false;  // true, false, or nothing
 };
 
 template <typename T>
@@ -52,7 +53,8 @@ Value value_of(const std::map<std::string, bool>& options) { return options.empt
 template <typename T>
 Honoured honoured(const char* name, T Args::*member, const char* help) {
   return {name, help, [member](Args& a, const Json& json) { assign(a.*member, json); },
-          [member](const Args& a) { return value_of(a.*member); }};
+          [member](const Args& a) { return value_of(a.*member); },
+          std::is_same_v<T, bool> || std::is_same_v<T, std::optional<bool>>};
 }
 
 // Steps are written as integers where they are whole, as Python has them.
@@ -124,9 +126,13 @@ std::vector<ArgumentRow> all_rows() {
     rows.push_back({.name = row.name,
                     .kind = ArgumentKind::kHonoured,
                     .fallback = row.get(TrainingArguments{}),
-                    .help = row.help});
+                    .help = row.help,
+                    .is_switch = row.is_switch});
   }
-  for (ArgumentRow& row : rows_not_read()) rows.push_back(std::move(row));
+  for (ArgumentRow& row : rows_not_read()) {
+    row.is_switch = row.fallback.is_boolean();
+    rows.push_back(std::move(row));
+  }
   return rows;
 }
 
