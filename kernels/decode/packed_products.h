@@ -66,11 +66,10 @@ struct PackedProducts {
 // Rows that the layer's kernels take of these weights; 0: none. Of `a` only dtype, hidden, norms and weights are looked
 // at.
 inline int supported_packed_rows(const Layer& a) {
-  constexpr auto kNone = kernels::Packing::kNone;
   const Weight* const weights[] = {&a.q, &a.k, &a.v, &a.o, &a.gate, &a.up, &a.down};
   if (a.gate.packing != a.up.packing || a.dtype == DType::kFloat32) return 0;
   for (const Weight* w : weights)
-    if (w->packing == kNone) return 0;
+    if (!kernels::gpu::has_packed_blocks(w->packing)) return 0;
   int rows = kernels::gpu::kMaxPackedRows;
   for (const int64_t in : {a.q.out, a.gate.out}) rows = std::min(rows, kernels::gpu::max_packed_rows(in, false));
   return std::min(rows, kernels::gpu::max_packed_rows(a.hidden, true));

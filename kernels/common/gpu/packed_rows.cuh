@@ -284,7 +284,7 @@ inline bool takes_packed_rows() {
 // What fits_packed_rows() says yes to.
 inline void packed_rows(const PackedRows& a, Stream stream) {
   with_packing(a.packing, [&]<Packing P>() {
-    if constexpr (P != Packing::kNone) {
+    if constexpr (has_packed_blocks(P)) {
       if (a.dtype == DType::kBFloat16) return packed_rows_of<P, BFloat16>(a, stream);
       packed_rows_of<P, Half>(a, stream);
     }

@@ -65,13 +65,16 @@ constexpr int max_packed_rows(int64_t in, bool norm) {
   return rows;
 }
 
+// Packings that packed_blocks.cuh has code for; a later one goes by other kernels until it is there.
+constexpr bool has_packed_blocks(Packing packing) { return packing >= Packing::kQ8_0 && packing <= Packing::kQ6_K; }
+
 // Rows of x and the norm begin at whole vectors of 16 bytes, those of weights at even addresses; as many rows of x as
 // max_packed_rows() says. A device without TMA takes none (packed_rows.cuh).
 inline bool fits_packed_rows(const PackedRows& a) {
   const auto aligned = [](const void* p, int64_t stride) {
     return reinterpret_cast<uintptr_t>(p) % 16 == 0 && stride % 8 == 0;
   };
-  bool fits = a.dtype != DType::kFloat32 && a.packing != Packing::kNone && a.in > 0 &&
+  bool fits = a.dtype != DType::kFloat32 && has_packed_blocks(a.packing) && a.in > 0 &&
               a.in % packed_block(a.packing) == 0 && aligned(a.x, a.rows > 1 ? a.x_stride : 0) && aligned(a.norm, 0);
   for (int i = 0; i < a.weights; ++i)
     fits = fits && (reinterpret_cast<uintptr_t>(a.w[i].data) | uint64_t(a.w[i].stride)) % 2 == 0;
