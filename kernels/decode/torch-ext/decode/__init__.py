@@ -1,5 +1,6 @@
-"""One decoder layer of Llama's kind for one new token of each row, in a cache of a fixed size: decoder_layer(); for how many
-rows it is worth calling with such weights: decoder_layer_rows(); what a step begins with: decoder_inputs(); and, of more rows,
+"""One decoder layer of Llama's kind for one new token of each row, in a cache of a fixed size: decoder_layer(), and with weights
+in blocks of a GGUF file, whose formats are an argument, decoder_layer_packed(); for how many rows it is worth calling with such
+weights: decoder_layer_rows(), decoder_layer_packed_rows(); what a step begins with: decoder_inputs(); and, of more rows,
 norms, rotary embedding and the cache's new row of the heads by one launch: decoder_heads()."""
 
 import torch
@@ -21,8 +22,25 @@ def _heads_fake(q, k, v, q_norm, k_norm, cos, sin, k_cache, *_, **__):
     return q.new_empty((q.numel() // q.shape[-1], 1, q.shape[-1] // dim, dim))
 
 
-_package.register({"decoder_inputs": _inputs_fake, "decoder_layer": _layer_fake, "decoder_heads": _heads_fake}, {})
-decoder_inputs, decoder_layer, decoder_layer_rows = ops.decoder_inputs, ops.decoder_layer, ops.decoder_layer_rows
-decoder_heads = ops.decoder_heads
+_package.register(
+    {
+        "decoder_inputs": _inputs_fake,
+        "decoder_layer": _layer_fake,
+        "decoder_layer_packed": _layer_fake,
+        "decoder_heads": _heads_fake,
+    },
+    {},
+)
+decoder_inputs, decoder_heads = ops.decoder_inputs, ops.decoder_heads
+decoder_layer, decoder_layer_rows = ops.decoder_layer, ops.decoder_layer_rows
+decoder_layer_packed, decoder_layer_packed_rows = ops.decoder_layer_packed, ops.decoder_layer_packed_rows
 
-__all__ = ["decoder_heads", "decoder_inputs", "decoder_layer", "decoder_layer_rows", "layers"]
+__all__ = [
+    "decoder_heads",
+    "decoder_inputs",
+    "decoder_layer",
+    "decoder_layer_packed",
+    "decoder_layer_packed_rows",
+    "decoder_layer_rows",
+    "layers",
+]
