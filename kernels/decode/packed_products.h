@@ -13,18 +13,20 @@ using kernels::gpu::PackedRows;
 
 inline bool is_packed(const Layer& a) { return a.q.packing != kernels::Packing::kNone; }
 
+inline kernels::gpu::PackedRowsWeight packed_weight(const Weight& w) {
+  return {static_cast<const uint8_t*>(w.data), w.bias, w.stride, int(w.out)};
+}
+
 // x w^T of weights of one packing that follow one another in the result. Everything but the first product reads weights
 // that no launch of the layer writes.
 template <size_t kWeights>
-PackedRows packed_product(const Layer& a, const Weight* const (&weights)[kWeights], const void* x, int64_t in,
+PackedRows packed_rows_of(const Layer& a, const Weight* const (&weights)[kWeights], const void* x, int64_t in,
                           void* out, int64_t out_stride) {
   PackedRows p{};
   p.dtype = a.dtype, p.packing = weights[0]->packing;
   p.x = x, p.x_stride = in, p.rows = int(a.rows), p.in = int(in), p.eps = a.eps;
   p.weights = int(kWeights);
-  for (size_t i = 0; i < kWeights; ++i)
-    p.w[i] = {static_cast<const uint8_t*>(weights[i]->data), weights[i]->bias, weights[i]->stride,
-              int(weights[i]->out)};
+  for (size_t i = 0; i < kWeights; ++i) p.w[i] = packed_weight(*weights[i]);
   p.out = out, p.out_stride = out_stride;
   p.prefetch_weights = true;
   return p;
@@ -40,20 +42,20 @@ struct PackedProducts {
     int64_t before = 0;
     for (int i = 0; i < 3; before += weights[i++]->out) {
       if (i == 0 || weights[i]->packing != weights[i - 1]->packing) {
-        PackedRows& p = all[qkv++] = packed_product(a, {weights[i]}, a.x, a.hidden, at(a, a.qkv, before), joint);
+        PackedRows& p = all[qkv++] = packed_rows_of(a, {weights[i]}, a.x, a.hidden, at(a, a.qkv, before), joint);
         p.norm = a.input_norm, p.prefetch_weights = a.prefetch_weights;
       } else {
         PackedRows& p = all[qkv - 1];
-        p.w[p.weights++] = packed_product(a, {weights[i]}, nullptr, 0, nullptr, 0).w[0];
+        p.w[p.weights++] = packed_weight(*weights[i]);
       }
     }
     count = qkv;
-    PackedRows& o = all[count++] = packed_product(a, {&a.o}, a.attended, a.q.out, a.h, a.hidden);
+    PackedRows& o = all[count++] = packed_rows_of(a, {&a.o}, a.attended, a.q.out, a.h, a.hidden);
     o.residual = a.x, o.residual_stride = a.hidden;
-    PackedRows& gated = all[count++] = packed_product(a, {&a.gate, &a.up}, a.h, a.hidden, a.gated, a.gate.out);
+    PackedRows& gated = all[count++] = packed_rows_of(a, {&a.gate, &a.up}, a.h, a.hidden, a.gated, a.gate.out);
     gated.norm = a.post_norm;
     gated.act = a.act == Act::kSilu ? kernels::gpu::FewRowsAct::kSilu : kernels::gpu::FewRowsAct::kGeluTanh;
-    PackedRows& down = all[count++] = packed_product(a, {&a.down}, a.gated, a.gate.out, a.out, a.hidden);
+    PackedRows& down = all[count++] = packed_rows_of(a, {&a.down}, a.gated, a.gate.out, a.out, a.hidden);
     down.residual = a.h, down.residual_stride = a.hidden;
   }
 

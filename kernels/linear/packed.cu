@@ -42,12 +42,6 @@ struct PackedMemory {
   float sums[2][kConsumers][8 * kTiles][kOutputs];  // of every other 16 outputs
 };
 
-// Rows that do not begin at multiples of 16 bytes: two bytes at a time.
-[[maybe_unused]] __device__ __forceinline__ void copy_halves(uint8_t* to, const uint8_t* from, int bytes, int lane) {
-  for (int i = 2 * lane; i < bytes; i += 64)
-    *reinterpret_cast<uint16_t*>(to + i) = *reinterpret_cast<const uint16_t*>(from + i);
-}
-
 template <Packing P>
 __device__ __forceinline__ void fetch(const PackedRows& a, uint8_t* ring, Barrier* full, Barrier* free) {
   using R = Ring16<P>;

@@ -100,7 +100,7 @@ struct PackedBlocks;
 template <Packing P>
 struct KBlocks {
   static constexpr bool kFive = P == Packing::kQ5_K;
-  static constexpr int kWeights = 256, kBytes = kFive ? 176 : 144, kCodes = kFive ? 48 : 16;
+  static constexpr int kWeights = int(packed_block(P)), kBytes = int(packed_bytes(P)), kCodes = kFive ? 48 : 16;
   static constexpr bool kPairs = true;  // a thread's bytes of x: eight columns that follow one another
 
   template <int kTiles, bool kOne, int kShift>
@@ -176,7 +176,7 @@ struct PackedBlocks<Packing::kQ5_K> : KBlocks<Packing::kQ5_K> {};
 // 16 groups of 16; bytes are four times the code less 32.
 template <>
 struct PackedBlocks<Packing::kQ6_K> {
-  static constexpr int kWeights = 256, kBytes = 210;
+  static constexpr int kWeights = int(packed_block(Packing::kQ6_K)), kBytes = int(packed_bytes(Packing::kQ6_K));
   static constexpr bool kPairs = false;
 
   template <int kTiles, bool kOne, int kShift>
@@ -242,10 +242,7 @@ struct PackedBlocks<Packing::kQ6_K> {
 template <Packing P>
 struct BlocksOf32 {
   static constexpr bool kPairs = false, kMinimum = P == Packing::kQ4_1;
-  static constexpr int kWeights = 32, kBytes = P == Packing::kQ8_0   ? 34
-                                               : P == Packing::kQ4_0 ? 18
-                                               : P == Packing::kQ4_1 ? 20
-                                                                     : 22;
+  static constexpr int kWeights = int(packed_block(P)), kBytes = int(packed_bytes(P));
   // What the bytes are a multiple of, compared with the code.
   static constexpr float kFactor = P == Packing::kQ4_0 ? 1.f / 16 : P == Packing::kQ5_0 ? 1.f / 8 : 1.f;
 

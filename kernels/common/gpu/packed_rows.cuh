@@ -61,12 +61,6 @@ struct PackedTile {
   }
 };
 
-// Rows that do not begin at multiples of 16 bytes: two bytes at a time.
-__device__ __forceinline__ void copy_halves(uint8_t* to, const uint8_t* from, int bytes, int lane) {
-  for (int i = 2 * lane; i < bytes; i += 64)
-    *reinterpret_cast<uint16_t*>(to + i) = *reinterpret_cast<const uint16_t*>(from + i);
-}
-
 // A stage's rows; `mine`: lane i's row i of the 16, or null. whole: rows begin at multiples of 16 bytes.
 template <Packing P>
 __device__ __forceinline__ void fetch_stage(uint8_t* to, const uint8_t* mine, int begin, int bytes, bool whole,

@@ -57,7 +57,7 @@ constexpr int64_t packed_x_bytes(int rows, int in, bool norm) {
   return pieces * compiled_packed_rows(rows) * a_row + (norm ? 2 * int64_t{in} + 16 : 0);
 }
 
-// Rows that the kernel takes of so many columns, which are whole blocks: x is held in shared memory as a whole.
+// The maximum number of rows of x with `in` columns, which are whole blocks: all of x is held in shared memory.
 constexpr int max_packed_rows(int64_t in, bool norm) {
   constexpr int64_t kMaxX = 112 << 10;
   int rows = in > kMaxX ? 0 : kMaxPackedRows;

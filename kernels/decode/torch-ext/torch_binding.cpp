@@ -66,6 +66,13 @@ class Packings {
   std::array<kernels::Packing, kWeights> packings_{};
 };
 
+// Are the rows of a matrix of bytes `in` weights in blocks of that packing?
+bool holds_rows(kernels::Packing packing, const Tensor& t, int64_t in) {
+  if (packing == kernels::Packing::kNone || t.dim() != 2) return false;
+  const int64_t block = kernels::packed_block(packing);
+  return in % block == 0 && t.size(1) == in / block * kernels::packed_bytes(packing);
+}
+
 struct Rope {
   const void *cos, *sin;
   int64_t stride;  // between rows; 0: one for all
@@ -104,10 +111,9 @@ struct Call {
     const kernels::Packing packing = packings.of(which, t, in);
     const std::string_view format =
         packings.named() ? kernels::kPackings[int(packing)].name : std::string_view("Q8_0, Q4_0 or Q4_1");
-    const bool fits = packing != kernels::Packing::kNone && t.dim() == 2 && in % kernels::packed_block(packing) == 0 &&
-                      t.size(1) == in / kernels::packed_block(packing) * kernels::packed_bytes(packing);
-    check((device.is_cpu() || packings.named()) && fits && (out == 0 || t.size(0) == out) && t.stride(1) == 1, op,
-          ": expected ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
+    check((device.is_cpu() || packings.named()) && holds_rows(packing, t, in) && (out == 0 || t.size(0) == out) &&
+              t.stride(1) == 1,
+          op, ": expected ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
           " weights in ", format, packings.named() ? "]" : "] on the CPU", "; got ", shape_of(t), " on ", device,
           "; check the layer's sizes, or dequantise it");
     return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0), packing};
@@ -362,9 +368,7 @@ int64_t decoder_layer_packed_rows(const Tensor& input_norm, const Tensor& q, con
     if (t.scalar_type() == kernels::ScalarType::Byte) {
       w.packing = packings.of(index, t, in);
       ++packed;
-      served = served && (device.is_cpu() || packings.named()) && w.packing != kernels::Packing::kNone &&
-               t.stride(1) == 1 && in % kernels::packed_block(w.packing) == 0 &&
-               t.size(1) == in / kernels::packed_block(w.packing) * kernels::packed_bytes(w.packing);
+      served = served && (device.is_cpu() || packings.named()) && holds_rows(w.packing, t, in) && t.stride(1) == 1;
     } else {
       served = served && t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1;
     }
