@@ -12,6 +12,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/gguf_dequant.h"
+#include "hotswap/layers/weight_blocks.h"
 
 namespace hotswap {
 namespace {
@@ -22,7 +23,7 @@ struct Row {
   const char* ggml;  // the block type, where it is one
 };
 constexpr WeightFormat kToldByRowBytes[] = {WeightFormat::kQ8_0, WeightFormat::kQ4_0, WeightFormat::kQ4_1};
-constexpr std::array<Row, 12> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
+constexpr std::array<Row, 16> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
                                            {WeightFormat::kQ8_0, "q8_0", "Q8_0"},
                                            {WeightFormat::kQ4_0, "q4_0", "Q4_0"},
                                            {WeightFormat::kQ4_1, "q4_1", "Q4_1"},
@@ -33,7 +34,11 @@ constexpr std::array<Row, 12> kFormats = {{{WeightFormat::kPlain, "plain", nullp
                                            {WeightFormat::kInt8, "int8", nullptr},
                                            {WeightFormat::kInt4, "int4", nullptr},
                                            {WeightFormat::kE4m3, "e4m3", nullptr},
-                                           {WeightFormat::kTable16, "table16", nullptr}}};
+                                           {WeightFormat::kTable16, "table16", nullptr},
+                                           {WeightFormat::kInt4G32, "int4_g32", nullptr},
+                                           {WeightFormat::kInt4G64, "int4_g64", nullptr},
+                                           {WeightFormat::kInt4G128, "int4_g128", nullptr},
+                                           {WeightFormat::kE4m3G128, "e4m3_g128", nullptr}}};
 
 const Row& row_of(WeightFormat format) { return kFormats.at(static_cast<size_t>(format)); }
 
@@ -85,6 +90,7 @@ std::string weight_format_names() {
 Tensor Weight::dequantised(at::ScalarType dtype) const {
   if (!encoded()) return data.to(dtype);
   if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, blocks_of(format), columns(), dtype);
+  if (is_block_format(format)) return dequantised_blocks(*this, dtype);
   const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
   Tensor values = codes_of(*this, wide);
   if (zeros.defined()) values = at::sub(values, spread(zeros, *this, wide));

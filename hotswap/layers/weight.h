@@ -31,6 +31,11 @@ enum class WeightFormat {
   kInt4,     // data [out, in / 2] uint8, two unsigned codes a byte, the low nibble first
   kE4m3,     // data [out, in] float8_e4m3fn
   kTable16,  // as kInt4, each code an index of table [16]: MXFP4, NVFP4, NF4
+  // data [out, bytes of a row] uint8: our blocks, with a scale and zero inside (weight_blocks.h)
+  kInt4G32,
+  kInt4G64,
+  kInt4G128,
+  kE4m3G128,
 };
 const char* name_of(WeightFormat format);  // as in layers.json: "plain", "q8_0", "int4", ...
 std::optional<WeightFormat> weight_format_of(const std::string& name);

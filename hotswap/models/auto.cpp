@@ -33,15 +33,15 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
 
 // Who says which kernel a Linear runs, wants its plain weights.
 // On a GPU only where steps of few rows are what comes: from 16 rows on products with plain weights are faster there.
-bool keeps_formats(const PretrainedOptions& options, bool is_gguf, const at::Device& device) {
-  if (options.keep_formats.value_or(false) && !is_gguf) {
+bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::Device& device) {
+  if (options.keep_formats.value_or(false) && !is_packed) {
     throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "a GGUF file for weights that keep its formats",
-                 .got = "weights of another format",
+                 .wanted = "a GGUF file, or a checkpoint with a quantization_config, for weights that keep its formats",
+                 .got = "plain weights",
                  .next = "leave keep_formats (--packed) unset"});
   }
-  return is_gguf && options.keep_formats.value_or((device.is_cpu() || options.few_rows) && asks_kernels(options) &&
-                                                  !names(options, "Linear"));
+  return is_packed && options.keep_formats.value_or((device.is_cpu() || options.few_rows) && asks_kernels(options) &&
+                                                    !names(options, "Linear"));
 }
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
@@ -154,7 +154,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     model->set_attn_implementation(options.attn_implementation);
   }
   model->requires_grad(true);
-  load.keep_formats = keeps_formats(options, is_gguf, load.device);
+  load.keep_formats = keeps_formats(options, is_gguf || is_quantised(config), load.device);
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);

@@ -1,5 +1,5 @@
-// Weights packed as a GGUF file has them: rows of blocks, each with its float16 scale. A packed matrix [out, in] is a
-// tensor of bytes [out, in / weights of a block * bytes of a block].
+// Packed weights: rows of blocks, each with its scale. A packed matrix [out, in] is a tensor of bytes
+// [out, in / weights of a block * bytes of a block]. Most blocks are ggml's, as a GGUF file has them.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,25 @@ namespace kernels {
 //   kQ4_K  float16 d, float16 n, 12 bytes of s and m, 128 bytes of q             w = d s q - n m
 //   kQ5_K  the same with 32 bytes of fifth bits before the 128                   w = d s q - n m
 //   kQ6_K  128 bytes of low halves, 64 of two high bits, 16 x int8 s, float16 d  w = d s (q - 32)
-enum class Packing : uint8_t { kNone, kQ8_0, kQ4_0, kQ4_1, kQ5_0, kQ4_K, kQ5_K, kQ6_K };
+// Ours, of the formats that safetensors files have (GPTQ, AWQ, compressed-tensors, FP8), of 32, 64 or 128 weights that
+// have one scale, a float32 at the beginning of the block:
+//   kInt4G32, ..G64, ..G128  the scale's low byte is the zero z and counts as 0 in the scale, then for each 32 weights
+//                            16 bytes as in kQ4_0                                w = s (q - z)
+//   kE4m3G128                128 x float8_e4m3fn q, none of them NaN             w = s q
+enum class Packing : uint8_t {
+  kNone,
+  kQ8_0,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kInt4G32,
+  kInt4G64,
+  kInt4G128,
+  kE4m3G128
+};
 
 struct PackingRow {
   Packing packing;
@@ -24,13 +42,20 @@ struct PackingRow {
   int64_t block, bytes;   // weights and bytes of a block
 };
 constexpr PackingRow kPackings[] = {
-    {Packing::kNone, "", 32, 32 * 4},   {Packing::kQ8_0, "q8_0", 32, 34},   {Packing::kQ4_0, "q4_0", 32, 18},
-    {Packing::kQ4_1, "q4_1", 32, 20},   {Packing::kQ5_0, "q5_0", 32, 22},   {Packing::kQ4_K, "q4_k", 256, 144},
-    {Packing::kQ5_K, "q5_k", 256, 176}, {Packing::kQ6_K, "q6_k", 256, 210},
+    {Packing::kNone, "", 32, 32 * 4},           {Packing::kQ8_0, "q8_0", 32, 34},
+    {Packing::kQ4_0, "q4_0", 32, 18},           {Packing::kQ4_1, "q4_1", 32, 20},
+    {Packing::kQ5_0, "q5_0", 32, 22},           {Packing::kQ4_K, "q4_k", 256, 144},
+    {Packing::kQ5_K, "q5_k", 256, 176},         {Packing::kQ6_K, "q6_k", 256, 210},
+    {Packing::kInt4G32, "int4_g32", 32, 20},    {Packing::kInt4G64, "int4_g64", 64, 36},
+    {Packing::kInt4G128, "int4_g128", 128, 68}, {Packing::kE4m3G128, "e4m3_g128", 128, 132},
 };
-constexpr const char* kPackingNames = "q8_0, q4_0, q4_1, q5_0, q4_k, q5_k or q6_k";
+constexpr const char* kPackingNames =
+    "q8_0, q4_0, q4_1, q5_0, q4_k, q5_k, q6_k, int4_g32, int4_g64, int4_g128 or e4m3_g128";
 
 constexpr int64_t kPackedGroup = 32;  // weights that are decoded at once
+
+template <Packing P>
+constexpr bool kIsInt4 = P >= Packing::kInt4G32&& P <= Packing::kInt4G128;
 
 constexpr int64_t packed_block(Packing packing) { return kPackings[int(packing)].block; }
 constexpr int64_t packed_bytes(Packing packing) { return kPackings[int(packing)].bytes; }  // of a block
@@ -69,6 +94,14 @@ static inline void with_packing(Packing packing, Fn fn) {
       return fn.template operator()<Packing::kQ5_K>();
     case Packing::kQ6_K:
       return fn.template operator()<Packing::kQ6_K>();
+    case Packing::kInt4G32:
+      return fn.template operator()<Packing::kInt4G32>();
+    case Packing::kInt4G64:
+      return fn.template operator()<Packing::kInt4G64>();
+    case Packing::kInt4G128:
+      return fn.template operator()<Packing::kInt4G128>();
+    case Packing::kE4m3G128:
+      return fn.template operator()<Packing::kE4m3G128>();
     case Packing::kNone:
       return fn.template operator()<Packing::kNone>();
   }

@@ -1,4 +1,4 @@
-// A decoder layer's step with weights in blocks of a GGUF file, against the numbers that the blocks mean.
+// A decoder layer's step with packed weights, against the values that the blocks mean.
 #include <map>
 
 #include "kernels/common/testing/packed_weight.h"
@@ -19,9 +19,10 @@ std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
     struct Size {
       double codes, minimums;
     };
-    static const std::map<std::string, Size> sizes = {{"Q8_0", {74, 0}},  {"Q4_0", {5, 0}},    {"Q4_1", {14, 2}},
-                                                      {"Q5_0", {10, 0}},  {"Q4_K", {560, 75}}, {"Q5_K", {1150, 75}},
-                                                      {"Q6_K", {1400, 0}}};
+    static const std::map<std::string, Size> sizes = {
+        {"Q8_0", {74, 0}},     {"Q4_0", {5, 0}},       {"Q4_1", {14, 2}},     {"Q5_0", {10, 0}},
+        {"Q4_K", {560, 75}},   {"Q5_K", {1150, 75}},   {"Q6_K", {1400, 0}},   {"int4_g32", {13, 0}},
+        {"int4_g64", {13, 0}}, {"int4_g128", {13, 0}}, {"e4m3_g128", {95, 0}}};
     const double size = 1 / std::sqrt(double(like.size(1)));
     const auto& [codes, minimums] = sizes.at(packing);
     const PackedWeight w =
@@ -82,7 +83,7 @@ TEST(DecoderLayer, PackedWeightsAreTheNumbersOfTheirBlocks) {
 TEST(DecoderLayer, WidePackedLayers) {
   if (!on_cuda()) GTEST_SKIP() << "a GPU's kernel has chunks and rounds";
   for (const int64_t rows : {1, 2}) {
-    for (const std::string packing : {"Q4_K", "Q6_K", "Q4_0"}) {
+    for (const std::string packing : {"Q4_K", "Q6_K", "Q4_0", "int4_g128", "e4m3_g128"}) {
       const Shape shape{
           .rows = rows, .hidden = 2560, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 9728, .position = 70};
       const auto [packed, plain] = packed_layers(shape, at::kBFloat16, {packing});

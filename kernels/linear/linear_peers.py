@@ -9,6 +9,7 @@ from bench.lib.gpu_common import SETS, randoms
 BLOCKS = {
     "q8_0": (32, 34, (0,)), "q4_0": (32, 18, (0,)), "q4_1": (32, 20, (0, 2)), "q5_0": (32, 22, (0,)),
     "q4_k": (256, 144, (0, 2)), "q5_k": (256, 176, (0, 2)), "q6_k": (256, 210, (208,)),
+    "int4_g32": (32, 20, ()), "int4_g64": (64, 36, ()), "int4_g128": (128, 68, ()), "e4m3_g128": (128, 132, ()),
 }  # fmt: skip
 BESIDE = (None, None, None, None, None, 0, 1)
 
@@ -32,6 +33,12 @@ def blocks_of(packing, out, cols):
     made = torch.randint(0, 256, (out, cols // weights, size), dtype=torch.uint8, device="cuda")
     for at in factors:
         made[..., at : at + 2] = (torch.randn(out, cols // weights, 1, device="cuda") * 0.01).half().view(torch.uint8)
+    if not factors:  # a float32 scale with the zero as its low byte
+        made[..., :4] = (torch.randn(out, cols // weights, 1, device="cuda") * 0.01).half().float().view(torch.uint8)
+        if packing.startswith("int4"):
+            made[..., 0] = 8
+        else:
+            made[..., 4:] &= 0xFB  # no NaN
     return made.view(out, -1)
 
 

@@ -1,5 +1,5 @@
-// Products of up to 32 rows with weights in ggml's blocks, read once and as they are, and blocks as floating point; up
-// to 4 rows are packed_few.cu's where they fit.
+// Products of up to 32 rows with weights in blocks (packing.h), read once and as they are, and blocks as floating
+// point; up to 4 rows are packed_few.cu's where they fit.
 //
 // A block of threads makes 16 outputs at a time. One warp fetches rows of blocks by TMA into a ring in shared memory,
 // 2048 columns of all 16 at once; each of eight others takes 256 of these columns and multiplies by tensor cores: codes
@@ -88,6 +88,7 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
                                                int columns, float (&sums)[kTiles][4]) {
   using L = Layout<P>;
   constexpr bool kBlocksOf256 = L::kWeights == 256, kTwoScales = P == Packing::kQ6_K;
+  constexpr int kGroups = L::kWeights / 32;
   constexpr uint32_t kOne = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
   constexpr auto mma = multiply_16x8<T>;
   const int lane = threadIdx.x % 32, part = lane % 4;
@@ -99,9 +100,9 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
       for (int i = 0; i < 2; ++i) known[r][i] = group_scale<P>(rows[r], 0, 2 * part + i, 0);
   }
 #pragma unroll
-  for (int group = 0; group < kPiece / 32; ++group) {
-    if (!kBlocksOf256 && column + 32 * group >= columns) break;
-    const int block = kBlocksOf256 ? 0 : group * L::kBytes;
+  for (int of_piece = 0; of_piece < kPiece / 32; ++of_piece) {
+    if (!kBlocksOf256 && column + 32 * of_piece >= columns) break;
+    const int block = of_piece / kGroups * L::kBytes, group = of_piece % kGroups;
     GroupScale scale[2];
     float made[kTiles][4] = {}, of_x[kTiles][4] = {};
 #pragma unroll
@@ -121,7 +122,7 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
       }
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        const uint2 v = *reinterpret_cast<const uint2*>(x.row[tile] + column + 32 * group + 16 * half);
+        const uint2 v = *reinterpret_cast<const uint2*>(x.row[tile] + column + 32 * of_piece + 16 * half);
         mma(made[tile], codes, v.x, v.y);
         if constexpr (L::kMinimum) mma(of_x[tile], {kOne, kOne, kOne, kOne}, v.x, v.y);
       }
@@ -234,8 +235,8 @@ __global__ void __launch_bounds__(256) unpack_kernel(const Unpack a) {
     const uint32_t codes = four_codes<P>(row, block, group, half, column % 16 / 4 + four);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int byte = int(codes >> 8 * i & 255), code = L::kBits == 8 ? int(int8_t(byte)) : byte - L::kZero;
-      w[4 * four + i] = __fsub_rn(__fmul_rn(scale.scale, float(code)), L::kMinimum ? scale.minimum : 0.f);
+      const float code = value_of<P>(codes >> 8 * i & 255);
+      w[4 * four + i] = __fsub_rn(__fmul_rn(scale.scale, code), L::kMinimum ? scale.minimum : 0.f);
     }
   }
   T* to = static_cast<T*>(a.out) + at * a.in + column;

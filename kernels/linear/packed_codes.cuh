@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
+#include "kernels/common/gpu/e4m3.cuh"
 #include "kernels/common/packing.h"
 
 namespace linear::cuda {
@@ -91,6 +92,25 @@ struct Layout<Packing::kQ6_K> {
   static constexpr bool kMinimum = false, kWhole = false;
 };
 
+// Ours: a float32 before the codes, its low byte the zero of kInt4G32 and so on.
+template <Packing P>
+struct Int4Layout {
+  static constexpr int kWeights = int(kernels::packed_block(P)), kBytes = int(kernels::packed_bytes(P)), kCodes = 4,
+                       kBits = 4, kZero = 0;
+  static constexpr bool kMinimum = true, kWhole = true;
+};
+template <>
+struct Layout<Packing::kInt4G32> : Int4Layout<Packing::kInt4G32> {};
+template <>
+struct Layout<Packing::kInt4G64> : Int4Layout<Packing::kInt4G64> {};
+template <>
+struct Layout<Packing::kInt4G128> : Int4Layout<Packing::kInt4G128> {};
+template <>
+struct Layout<Packing::kE4m3G128> {
+  static constexpr int kWeights = 128, kBytes = 132, kCodes = 4, kBits = 8, kZero = 0;
+  static constexpr bool kMinimum = false, kWhole = true;
+};
+
 // Four codes of a group of 32: those of columns 16 * half + 4 * part and the three that follow, a byte each. block:
 // where it begins in the row; of 32 weights it is the group's own, of 256 the one that has it as its group-th.
 template <Packing P, class R>
@@ -101,6 +121,10 @@ __device__ __forceinline__ uint32_t four_codes(const R& row, int block, int grou
   const auto word = [&](int at) { return row.template word<L::kWhole>(block + at); };
   if constexpr (P == Packing::kQ8_0) {
     return word(L::kCodes + column);
+  } else if constexpr (P == Packing::kE4m3G128) {
+    return word(L::kCodes + 32 * group + column);
+  } else if constexpr (kernels::kIsInt4<P>) {
+    return word(L::kCodes + 16 * group + 4 * part) >> 4 * half & kNibbles;
   } else if constexpr (L::kWeights == 32) {
     uint32_t codes = word(L::kCodes + 4 * part) >> 4 * half & kNibbles;
     if constexpr (P == Packing::kQ5_0) {  // bit i of four to bit 4 of byte i
@@ -136,7 +160,9 @@ __device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uin
       return reinterpret_cast<const uint32_t&>(d);
     }
   };
-  if constexpr (Layout<P>::kBits == 8) {
+  if constexpr (P == Packing::kE4m3G128) {
+    kernels::gpu::e4m3_pairs<T>(codes, first, second);
+  } else if constexpr (Layout<P>::kBits == 8) {
     const uint32_t seven = codes & 0x7f7f7f7fu, sign = codes & 0x80808080u;
     first = difference(__byte_perm(seven, kPower, 0x4140), __byte_perm(sign, kPower, 0x4140));
     second = difference(__byte_perm(seven, kPower, 0x4342), __byte_perm(sign, kPower, 0x4342));
@@ -147,6 +173,13 @@ __device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uin
   }
 }
 
+// A code of four_codes() less kZero.
+template <Packing P>
+__device__ __forceinline__ float value_of(uint32_t code) {
+  if constexpr (P == Packing::kE4m3G128) return kernels::gpu::e4m3_to_float(code);
+  return Layout<P>::kBits == 8 ? float(int8_t(code)) : float(int(code) - Layout<P>::kZero);
+}
+
 // Of a group of 32, or of 16 (kQ6_K): w = (code - kZero) * scale - minimum. Products are exact in float32.
 struct GroupScale {
   float scale, minimum;
@@ -154,7 +187,13 @@ struct GroupScale {
 template <Packing P, class R>
 __device__ __forceinline__ GroupScale group_scale(const R& row, int block, int group, int half) {
   using L = Layout<P>;
-  if constexpr (P == Packing::kQ6_K) {
+  if constexpr (P == Packing::kE4m3G128) {
+    return {__uint_as_float(row.template word<true>(block)), 0.f};
+  } else if constexpr (kernels::kIsInt4<P>) {
+    const uint32_t head = row.template word<true>(block);
+    const float scale = __uint_as_float(head & ~255u);
+    return {scale, scale * float(head & 255)};
+  } else if constexpr (P == Packing::kQ6_K) {
     return {row.half(block + L::kFactor) * float(row.signed_byte(block + L::kScales + 2 * group + half)), 0.f};
   } else if constexpr (L::kWeights == 32) {
     return {row.half(block), L::kMinimum ? -row.half(block + 2) : 0.f};

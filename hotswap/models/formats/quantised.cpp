@@ -5,6 +5,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/weight_blocks.h"
 #include "hotswap/models/formats/quantised_impl.h"
 
 namespace hotswap {
@@ -81,6 +82,11 @@ class DequantisingCheckpoint : public Checkpoint {
     return values.sizes() == at::IntArrayRef(shape) ? values
                                                     : values.flatten().narrow(0, 0, shape[0] * shape[1]).view(shape);
   }
+  // In blocks that kernels read, where there are such for it.
+  std::optional<Weight> encoded(const std::string& name) const override {
+    const Layout* layout = find(name);
+    return layout == nullptr ? std::nullopt : in_blocks(layout->read(parts(name)));
+  }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     return find(name) == nullptr && stored_->is_file_memory(name, dtype);
   }
@@ -134,11 +140,14 @@ void check_quantisation(const Json& config, bool reads_mxfp4) {
                .next = "take another quantisation of the model, or its plain weights"});
 }
 
+bool is_quantised(const Json& config) {
+  return config.has("quantization_config") && find_method(method_of(config.child("quantization_config"))) != nullptr;
+}
+
 std::unique_ptr<const Checkpoint> dequantising(std::unique_ptr<const Checkpoint> stored, const Json& config) {
-  if (!config.has("quantization_config")) return stored;
+  if (!is_quantised(config)) return stored;  // mxfp4 is read by the family's rules
   const Json settings = config.child("quantization_config");
   const Method* method = find_method(method_of(settings));
-  if (method == nullptr) return stored;  // mxfp4, by the family's rules
   return std::make_unique<DequantisingCheckpoint>(std::move(stored), settings, *method);
 }
 

@@ -35,6 +35,7 @@ TEST(Quantised, EveryLayoutIsWhatItsReaderMakesOfIt) {
     GTEST_SKIP() << *why;
   }
   const auto root = made_data("models/formats/quantised_model_oracle.py") / "layouts";
+  std::set<std::string> in_blocks;
   for (const char* format : kFormats) {
     SCOPED_TRACE(format);
     const auto checkpoint = opened(root / format);
@@ -48,8 +49,16 @@ TEST(Quantised, EveryLayoutIsWhatItsReaderMakesOfIt) {
       EXPECT_EQ(at::IntArrayRef(checkpoint->shape(name)), exact.sizes()) << name;
       EXPECT_TRUE(at::equal(got, exact)) << name << ": off by up to " << (got - exact).abs().max().item<double>();
       EXPECT_TRUE(at::equal(checkpoint->tensor(name, at::kBFloat16), exact.to(at::kBFloat16))) << name;
+      if (const auto kept = checkpoint->encoded(name)) {
+        in_blocks.insert(format);
+        EXPECT_EQ(at::IntArrayRef({kept->rows(), kept->columns()}), exact.sizes()) << name;
+        EXPECT_TRUE(at::equal(kept->dequantised(at::kFloat), exact)) << name;
+        EXPECT_TRUE(at::equal(kept->dequantised(at::kBFloat16), exact.to(at::kBFloat16))) << name;
+      }
     }
   }
+  // Others have codes of other widths, a table, or columns in an order of their own.
+  EXPECT_EQ(in_blocks, (std::set<std::string>{"awq", "gptq_v1"}));
 }
 
 std::string refusal_of(const std::string& settings) {

@@ -52,7 +52,7 @@ struct LoadOptions {
   std::vector<std::pair<std::string, std::string>> tied = {};
   // false: tensors may be the file's own memory, which is read-only. Writing into one (training) crashes the process.
   bool copy = true;
-  // Weights of Linear and Embedding stay in their file's format where there is one for it. On the CPU.
+  // Weights of Linear and Embedding stay in their file's format, or in blocks of it, where there are such.
   bool keep_formats = false;
 };
 

@@ -42,26 +42,43 @@ HOTSWAP_INLINE I bits_of_bytes(const uint8_t* p, int from) {
   return (bytes_at(p) >> from) & ((1 << kCount) - 1);
 }
 
+// w = d q + m of the 16 codes of four bits that there are.
+struct FourBits {
+#if HOTSWAP_AVX512
+  F table;  // looked up by the lowest four bits of each lane
+#else
+  F d, m;
+#endif
+};
+HOTSWAP_INLINE FourBits four_bits(F d, F m) {
+#if HOTSWAP_AVX512
+  const F count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return {d * count + m};
+#else
+  return {d, m};
+#endif
+}
+
 // Of 16 bytes: kHalf vectors of the low halves, kHalf of the high ones.
+HOTSWAP_INLINE void unpack_pairs(const uint8_t* q, const FourBits& of, F (&w)[2 * kHalf]) {
+#if HOTSWAP_AVX512
+  const I both = bytes_at(q);
+  w[0] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)both, (__m512)of.table);
+  w[1] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)(both >> 4), (__m512)of.table);
+#else
+  for (int i = 0; i < kHalf; ++i) {
+    const I both = bytes_at(q + i * kLanes);
+    w[i] = of.d * __builtin_convertvector(both & 15, F) + of.m;
+    w[kHalf + i] = of.d * __builtin_convertvector((both >> 4) & 15, F) + of.m;
+  }
+#endif
+}
+
 template <Packing kPacking>
 HOTSWAP_INLINE void unpack_q4(const uint8_t* p, F (&w)[2 * kHalf]) {
   constexpr bool kMinimum = kPacking == Packing::kQ4_1;
   const F d = half_everywhere(p), m = kMinimum ? half_everywhere(p + 2) : -8.f * d;
-  const uint8_t* q = p + (kMinimum ? 4 : 2);
-#if HOTSWAP_AVX512
-  // The 16 weights that there may be, looked up by the lowest four bits of each lane.
-  const F count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const __m512 table = (__m512)(d * count + m);
-  const I both = bytes_at(q);
-  w[0] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)both, table);
-  w[1] = (F)_mm512_maskz_permutexvar_ps(kAllLanes, (__m512i)(both >> 4), table);
-#else
-  for (int i = 0; i < kHalf; ++i) {
-    const I both = bytes_at(q + i * kLanes);
-    w[i] = d * __builtin_convertvector(both & 15, F) + m;
-    w[kHalf + i] = d * __builtin_convertvector((both >> 4) & 15, F) + m;
-  }
-#endif
+  unpack_pairs(p + (kMinimum ? 4 : 2), four_bits(d, m), w);
 }
 
 HOTSWAP_INLINE void unpack_q5_0(const uint8_t* p, F (&w)[2 * kHalf]) {
@@ -90,6 +107,38 @@ template <>
 struct GroupFactors<Packing::kQ6_K> {
   float scale[16];
 };
+template <>
+struct GroupFactors<Packing::kInt4G32> {
+  FourBits codes;
+};
+template <>
+struct GroupFactors<Packing::kInt4G64> : GroupFactors<Packing::kInt4G32> {};
+template <>
+struct GroupFactors<Packing::kInt4G128> : GroupFactors<Packing::kInt4G32> {};
+template <>
+struct GroupFactors<Packing::kE4m3G128> {
+  F scale;
+};
+
+// Eight bits of e4m3 are a float16 of 2^-8 times the value.
+constexpr float kE4m3OfHalf = 256.f;
+HOTSWAP_INLINE F e4m3_as_halves(const uint8_t* p) {
+#if HOTSWAP_AVX512
+  const __m256i bytes = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p));
+  const __m256i magnitude = _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(0x7f)), 7);
+  const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(bytes, _mm256_set1_epi16(0x80)), 8);
+  return (F)_mm512_maskz_cvtph_ps(kAllLanes, _mm256_or_si256(magnitude, sign));
+#elif HOTSWAP_AVX2
+  const __m128i bytes = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p));
+  const __m128i magnitude = _mm_slli_epi16(_mm_and_si128(bytes, _mm_set1_epi16(0x7f)), 7);
+  const __m128i sign = _mm_slli_epi16(_mm_and_si128(bytes, _mm_set1_epi16(0x80)), 8);
+  return (F)_mm256_cvtph_ps(_mm_or_si128(magnitude, sign));
+#else
+  F f;
+  for (int i = 0; i < kLanes; ++i) f[i] = to_float(Half{uint16_t((p[i] & 0x7f) << 7 | (p[i] & 0x80) << 8)});
+  return f;
+#endif
+}
 
 // Eight scales, then eight minimums, of six bits each in 12 bytes: a byte each. Of the last four of both the two high
 // bits are above the others' six.
@@ -124,6 +173,15 @@ HOTSWAP_INLINE GroupFactors<kPacking> factors_of(const void* block) {
       const F scales = d * __builtin_convertvector(bytes_at(p + 192 + i), F);
       store(f.scale + i, scales);
     }
+  } else if constexpr (kIsInt4<kPacking>) {
+    uint32_t head;
+    __builtin_memcpy(&head, p, sizeof head);
+    const float scale = as_float(head & ~uint32_t{255});
+    f.codes = four_bits(splat<F>(scale), splat<F>(-scale * float(head & 255)));
+  } else if constexpr (kPacking == Packing::kE4m3G128) {
+    float scale;
+    __builtin_memcpy(&scale, p, sizeof scale);
+    f.scale = splat<F>(kE4m3OfHalf * scale);
   }
   return f;
 }
@@ -212,6 +270,10 @@ HOTSWAP_INLINE void unpack(const void* block, int group, const GroupFactors<kPac
     unpack_with_minimum<kPacking>(p, group, f, w);
   } else if constexpr (kPacking == Packing::kQ6_K) {
     unpack_q6_k(p, group, f, w);
+  } else if constexpr (kIsInt4<kPacking>) {
+    unpack_pairs(p + 4 + group * (kPackedGroup / 2), f.codes, w);
+  } else if constexpr (kPacking == Packing::kE4m3G128) {
+    for (int i = 0; i < 2 * kHalf; ++i) w[i] = f.scale * e4m3_as_halves(p + 4 + group * kPackedGroup + i * kLanes);
   } else {
     unpack_q4<kPacking>(p, w);
   }

@@ -1,4 +1,4 @@
-// ggml's blocks for tensor cores: 256 columns of 16 outputs, as bytes with a sign, times the digits of x.
+// Blocks of packed weights for tensor cores: 256 columns of 16 outputs, as bytes with a sign, times the digits of x.
 //
 // A block type's multiply() adds to sums [tile][4] as D of an mma has them: outputs lane / 4 and 8 further on, and of x
 // two columns, which are digits (packed_rows.cuh). Of integers of a group of weights that have one scale the sum is
@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
+#include "kernels/common/gpu/e4m3.cuh"
 #include "kernels/common/gpu/mma.cuh"
 #include "kernels/common/packing.h"
 
@@ -24,6 +25,15 @@ __device__ __forceinline__ void multiply_bytes(int (&d)[4], uint32_t a0, uint32_
   asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
       : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
       : "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+// The same, added to d.
+__device__ __forceinline__ void add_multiplied_bytes(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                                     uint2 b) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b.x), "r"(b.y));
 }
 
 // Byte i of a word, without and with a sign.
@@ -317,5 +327,106 @@ template <>
 struct PackedBlocks<Packing::kQ4_1> : BlocksOf32<Packing::kQ4_1> {};
 template <>
 struct PackedBlocks<Packing::kQ5_0> : BlocksOf32<Packing::kQ5_0> {};
+
+// Blocks of 32, 64 or 128 weights with one scale and one zero: the integers of a block are added before the scale.
+template <Packing P>
+struct Int4Blocks {
+  static constexpr bool kPairs = false;
+  static constexpr int kWeights = int(packed_block(P)), kBytes = int(packed_bytes(P)), kGroups = kWeights / 32;
+  static constexpr uint32_t kZero = 255;  // bits of a block's first word; the others are the scale's
+
+  template <int kTiles, bool kOne, int kShift>
+  __device__ static __forceinline__ void multiply(const PieceRows<kShift>& rows, const PieceX<kTiles, kOne>& x,
+                                                  int groups, float (&sums)[kTiles][4]) {
+    constexpr uint32_t kNibbles = 0x0f0f0f0fu;
+    const int part = threadIdx.x % 4;
+    const PieceRows<kShift> mine = rows.moved(part);
+    float total[kTiles][4] = {};
+#pragma unroll
+    for (int block = 0; block < 8 / kGroups; ++block) {
+      if (block * kGroups >= groups) break;
+      int d[kTiles][4] = {};
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        uint32_t codes[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) codes[r] = mine.word(r, kBytes * block + 4 + 16 * group);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile)
+          add_multiplied_bytes(d[tile], codes[0] & kNibbles, codes[1] & kNibbles, codes[0] >> 4 & kNibbles,
+                               codes[1] >> 4 & kNibbles, x.digits_of(block * kGroups + group, tile));
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += kDStep<kOne>) {
+        const float scale = __uint_as_float(rows.word(i / 2, kBytes * block) & ~kZero);
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) total[tile][i] = fmaf(float(d[tile][i]), scale, total[tile][i]);
+      }
+    }
+    const float value = digit_value();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile)
+#pragma unroll
+      for (int i = 0; i < 4; i += kDStep<kOne>)
+        sums[tile][i] = fmaf(total[tile][i], value * x.scales[2 * tile + (kOne ? 0 : i % 2)], sums[tile][i]);
+    float minimum[2][2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int group = 2 * part + i;
+        if (i == 1 && kGroups > 1) {
+          minimum[r][1] = minimum[r][0];
+          continue;
+        }
+        const uint32_t head = group < groups ? rows.word(r, kBytes * (group / kGroups)) : 0;
+        minimum[r][i] = __uint_as_float(head & ~kZero) * float(head & kZero);
+      }
+    subtract_minimums<kTiles, kOne>(x, minimum, sums);
+  }
+};
+template <>
+struct PackedBlocks<Packing::kInt4G32> : Int4Blocks<Packing::kInt4G32> {};
+template <>
+struct PackedBlocks<Packing::kInt4G64> : Int4Blocks<Packing::kInt4G64> {};
+template <>
+struct PackedBlocks<Packing::kInt4G128> : Int4Blocks<Packing::kInt4G128> {};
+
+// Blocks of 128 floats of eight bits, by tensor cores of float16: codes are exact there.
+template <>
+struct PackedBlocks<Packing::kE4m3G128> {
+  static constexpr bool kPairs = false;
+  static constexpr int kWeights = int(packed_block(Packing::kE4m3G128)), kBytes = int(packed_bytes(Packing::kE4m3G128));
+
+  // sums: D of an mma, whose columns are rows of x.
+  template <class X, int kShift>
+  __device__ static __forceinline__ void multiply(const PieceRows<kShift>& rows, const X& x, int groups,
+                                                  float (&sums)[4]) {
+    const int part = threadIdx.x % 4;
+    const PieceRows<kShift> mine = rows.moved(part);
+    float total[4] = {};
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      if (block * 4 >= groups) break;
+      float d[4] = {};
+#pragma unroll
+      for (int sixteen = 0; sixteen < 8; ++sixteen) {
+        const int at = kBytes * block + 4 + 16 * sixteen;
+        uint32_t a[4];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) e4m3_halves(mine.word(r, at), a[r], a[r + 2]);
+        const uint2 v = *reinterpret_cast<const uint2*>(x.halves + kWeights * block + 16 * sixteen);
+        multiply_16x8<Half>(d, a, v.x, v.y);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) total[i] = fmaf(d[i], __uint_as_float(rows.word(i / 2, kBytes * block)), total[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] = fmaf(total[i], x.scales[(2 * part + i % 2) % X::kRows], sums[i]);
+  }
+};
+
+template <Packing P>
+constexpr bool kFloatBlocks = P == Packing::kE4m3G128;
 
 }  // namespace kernels::gpu

@@ -153,9 +153,8 @@ struct PackedMemory {
 };
 
 // This warp's 256 columns of a stage.
-template <Packing P, int kTiles, bool kOne>
-__device__ __forceinline__ void multiply_piece(const uint8_t* piece, const PieceX<kTiles, kOne>& x, int columns,
-                                               float (&sums)[kTiles][4]) {
+template <Packing P, class PieceOfX, class Sums>
+__device__ __forceinline__ void multiply_piece(const uint8_t* piece, const PieceOfX& x, int columns, Sums& sums) {
   using Stage = PackedStage<P>;
   const auto with_shift = [&]<int kShift>() {
     const PieceRows<kShift> rows{{reinterpret_cast<const uint32_t*>(piece - kShift),
@@ -167,51 +166,62 @@ __device__ __forceinline__ void multiply_piece(const uint8_t* piece, const Piece
   with_shift.template operator()<0>();
 }
 
+template <Packing P, int kTiles, bool kOne>
+using XOfPacking = std::conditional_t<kFloatBlocks<P>, FloatX<kTiles, kOne>, PackedX<kTiles, kOne>>;
+
+// A warp's sums of a tile to shared memory, [row][16].
+template <int kTiles, bool kOne, int kRows>
+__device__ __forceinline__ void store_sums(float (&sums)[kTiles][4], float (&to)[kRows][kPackedOutputs]) {
+  const int n = threadIdx.x % 32 / 4, part = threadIdx.x % 4;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t)
+#pragma unroll
+    for (int i = 0; i < 4; i += kDStep<kOne>) {  // a row's digits are columns of several threads
+      float sum = sums[t][i];
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      if (part == 0) to[2 * t + i % 2][n + i / 2 * 8] = sum;
+    }
+}
+template <int kTiles, bool kOne, int kRows>
+__device__ __forceinline__ void store_sums(float (&sums)[4], float (&to)[kRows][kPackedOutputs]) {
+  const int n = threadIdx.x % 32 / 4, part = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (2 * part + i % 2 < kRows) to[2 * part + i % 2][n + i / 2 * 8] = sums[i];
+}
+
 template <Packing P, class T, int kTiles, bool kOne>
 __device__ __forceinline__ void multiply_packed(const PackedRows& a, int tiles, PackedRing at, uint8_t* x_memory,
                                                 PackedMemory<kOne ? 1 : 2 * kTiles>& memory) {
   using Stage = PackedStage<P>;
-  using X = PackedX<kTiles, kOne>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = lane / 4, part = lane % 4;
-  const X all(x_memory, (a.in + kPackedPiece - 1) / kPackedPiece);
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const XOfPacking<P, kTiles, kOne> all(x_memory, (a.in + kPackedPiece - 1) / kPackedPiece);
   if (a.prefetch_weights) start_norm(a, all.norm);
   grid_dependency_wait();
   launch_dependents();  // not before the wait: what is older than this launch is done when the next one begins
   if (!a.prefetch_weights) start_norm(a, all.norm);
-  make_digits<T, Stage::Blocks::kPairs>(a, all, memory.squares);
+  fill_x<T, Stage::Blocks::kPairs>(a, all, memory.squares);
 
   constexpr int kPieceBytes = kPackedPiece / Stage::Blocks::kWeights * Stage::Blocks::kBytes;
-  const int begin_of_piece = kPieceBytes * warp + n * Stage::kPitch;
-  const int column_of_x = kOne ? min(n / 2, 2) : n < 6 ? n : n - 4;  // of those that are none: any
+  const int begin_of_piece = kPieceBytes * warp + lane / 4 * Stage::kPitch;
   int turn = 0;
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const PackedOutput mine(a, tile);
     float residual = 0.f;
     if (a.residual != nullptr && mine.column >= 0)
       residual = to_float(static_cast<const T*>(a.residual)[mine.row * a.residual_stride + mine.column]);
-    float sums[kTiles][4] = {};
+    std::conditional_t<kFloatBlocks<P>, float[4], float[kTiles][4]> sums = {};
     for (int begin = 0; begin < a.in; begin += kPackedChunk, at.next()) {
       const int column = begin + kPackedPiece * warp;
       memory.full[at.index].wait(at.parity);
-      if (column < a.in) {
-        const int piece = column / kPackedPiece;
-        const PieceX<kTiles, kOne> x{all.digits + piece * X::kPieceDigits + column_of_x * 32 + 8 * part,
-                                     all.scales + piece * X::kRows, all.sums + piece * X::kRows * 8};
-        multiply_piece<P>(at.memory + at.index * Stage::kBytes + begin_of_piece, x, min(kPackedPiece, a.in - column),
-                          sums);
-      }
+      if (column < a.in)
+        multiply_piece<P>(at.memory + at.index * Stage::kBytes + begin_of_piece, all.piece(column / kPackedPiece),
+                          min(kPackedPiece, a.in - column), sums);
       __syncwarp();
       if (lane == 0) memory.free[at.index].arrive();
     }
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t)
-#pragma unroll
-      for (int i = 0; i < 4; i += kDStep<kOne>) {
-        float sum = sums[t][i];
-        sum += __shfl_xor_sync(kAllLanes, sum, 1);
-        sum += __shfl_xor_sync(kAllLanes, sum, 2);
-        if (part == 0) memory.sums[turn][warp][2 * t + i % 2][n + i / 2 * 8] = sum;
-      }
+    store_sums<kTiles, kOne>(sums, memory.sums[turn][warp]);
     meet_consumers();
     packed_outputs<T>(a, mine, residual, memory.sums[turn]);
     turn ^= 1;  // the other half is free: all have been at the barrier since they read it

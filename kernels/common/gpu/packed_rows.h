@@ -1,5 +1,5 @@
-// Products of up to 4 rows with weights in ggml's blocks (packing.h), which are read once and not rounded. Host and
-// device see this.
+// Products of up to 4 rows with weights in blocks (packing.h), which are read once and not rounded. Host and device
+// see this.
 //
 //   out = epilogue(normed(x) w^T + bias)     x: [rows, in] of a 16-bit dtype, w: [out, in] in blocks of one packing
 //
@@ -66,7 +66,7 @@ constexpr int max_packed_rows(int64_t in, bool norm) {
 }
 
 // Packings that packed_blocks.cuh has code for; a later one goes by other kernels until it is there.
-constexpr bool has_packed_blocks(Packing packing) { return packing >= Packing::kQ8_0 && packing <= Packing::kQ6_K; }
+constexpr bool has_packed_blocks(Packing packing) { return packing >= Packing::kQ8_0 && packing <= Packing::kE4m3G128; }
 
 // Rows of x and the norm begin at whole vectors of 16 bytes, those of weights at even addresses; as many rows of x as
 // max_packed_rows() says. A device without TMA takes none (packed_rows.cuh).

@@ -1,9 +1,10 @@
-// x of packed_rows.h as integers: of 256 columns a power of two, and of each element three digits to the base of 256,
-// from -128 to 127, in the order in which an mma reads its operand.
+// x of packed_rows.h in shared memory. For weights that are integers as integers: of 256 columns a power of two, and of
+// each element three digits to the base of 256, from -128 to 127, in the order in which an mma reads its operand. For
+// weights that are floats: as it is.
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/packed_blocks.cuh"
 #include "kernels/common/gpu/packed_rows.h"
 
 namespace kernels::gpu {
@@ -30,6 +31,42 @@ struct PackedX {
         norm(reinterpret_cast<uint8_t*>(scales + (pieces * kRows + 3) / 4 * 4)) {}
   __device__ static __forceinline__ int column_of(int row, int digit) {
     return kOne ? digit : row / 2 * 6 + 2 * digit + row % 2;
+  }
+  // As this thread of the products reads a piece.
+  __device__ __forceinline__ PieceX<kTiles, kOne> piece(int piece) const {
+    const int n = threadIdx.x % 32 / 4, part = threadIdx.x % 4;
+    const int column = kOne ? min(n / 2, 2) : n < 6 ? n : n - 4;  // of those that are none: any
+    return {digits + piece * kPieceDigits + column * 32 + 8 * part, scales + piece * kRows, sums + piece * kRows * 8};
+  }
+};
+
+// A piece of it, as a thread of the products reads it.
+template <int kTiles, bool kOne>
+struct PieceFloats {
+  static constexpr int kRows = kOne ? 1 : 2 * kTiles;
+  const uint16_t* halves;  // of this thread's row, at column 4 * (lane % 4)
+  const float* scales;     // [row]
+};
+
+// Where weights are floats: elements as float16 with a power of two as the scale of a piece, [row][column]. An element
+// is exact where it is at least 2^-29 of the maximum of its 256.
+template <int kTiles, bool kOne>
+struct FloatX {
+  static constexpr int kRows = kOne ? 1 : 2 * kTiles, kPad = 16;  // elements: rows begin at different banks
+  uint16_t* halves;
+  float* scales;
+  int pitch;
+  uint8_t* norm;
+
+  __device__ FloatX(uint8_t* memory, int pieces)
+      : halves(reinterpret_cast<uint16_t*>(memory)),
+        scales(reinterpret_cast<float*>(memory + kRows * (pieces * kPackedPiece + kPad) * int(sizeof(uint16_t)))),
+        pitch(pieces * kPackedPiece + kPad),
+        norm(reinterpret_cast<uint8_t*>(scales + (pieces * kRows + 3) / 4 * 4)) {}
+  // Rows that are not there are any.
+  __device__ __forceinline__ PieceFloats<kTiles, kOne> piece(int piece) const {
+    const int row = threadIdx.x % 32 / 4 % kRows;
+    return {halves + row * pitch + piece * kPackedPiece + 4 * (threadIdx.x % 4), scales + piece * kRows};
   }
 };
 
@@ -79,21 +116,31 @@ __device__ __forceinline__ FourBytes digits_of_four(const int* v) {
           __byte_perm(ab_high, cd_high, 0x5410) ^ kSigns};
 }
 
+// A power of two by which a piece's maximum becomes 2^(kBits - 1) to 2^kBits, and its reciprocal. Of a lane eight
+// elements.
+struct PieceScale {
+  float up, scale;
+};
+template <int kBits>
+__device__ __forceinline__ PieceScale piece_scale(const float (&f)[8]) {
+  constexpr uint32_t kMagnitude = 0x7fffffffu, kNaN = 0x7fffffffu, kLeastExponent = 27;  // both factors are normal
+  uint32_t maximum = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) maximum = max(maximum, __float_as_uint(f[i]) & kMagnitude);
+  const uint32_t exponent = max(__reduce_max_sync(kAllLanes, maximum) >> 23, kLeastExponent);
+  // Infinity and NaN make all of the row NaN, as a product with any weight does.
+  return {__uint_as_float((253 + kBits - exponent) << 23),
+          __uint_as_float(exponent == 255 ? kNaN : (exponent + 1 - kBits) << 23)};
+}
+
 // A lane's eight columns of a row of x as digits, with the scale and sums of the piece. kPairs: a thread of the
 // products has eight columns that follow one another; else four, and the four 16 further on.
 template <bool kPairs, int kTiles, bool kOne>
 __device__ __forceinline__ void store_digits(const float (&f)[8], const PackedX<kTiles, kOne>& to, int row, int piece) {
   using X = PackedX<kTiles, kOne>;
-  constexpr uint32_t kMagnitude = 0x7fffffffu, kNaN = 0x7fffffffu;
-  constexpr int kLeastExponent = 27, kBits = 21;  // of float32: scale and its reciprocal are normal
+  constexpr int kBits = 22;
   const int lane = threadIdx.x % 32, group = lane / 4, quarter = lane % 4;
-  uint32_t maximum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) maximum = max(maximum, __float_as_uint(f[i]) & kMagnitude);
-  const uint32_t exponent = max(__reduce_max_sync(kAllLanes, maximum) >> 23, uint32_t{kLeastExponent});
-  const float up = __uint_as_float((254 + kBits - exponent) << 23);
-  // Infinity and NaN make all of the row NaN, as a product with any weight does.
-  const float scale = __uint_as_float(exponent == 255 ? kNaN : (exponent - kBits) << 23);
+  const auto [up, scale] = piece_scale<kBits>(f);
   int v[8], sum = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) sum += v[i] = __float2int_rn(f[i] * up);
@@ -115,18 +162,18 @@ __device__ __forceinline__ void store_digits(const float (&f)[8], const PackedX<
   }
 }
 
-// The consumers make all of x, of which several loads are on their way at once.
-template <class T, bool kPairs, int kTiles, bool kOne>
-__device__ __forceinline__ void make_digits(const PackedRows& a, const PackedX<kTiles, kOne>& to,
-                                            float (&squares)[PackedX<kTiles, kOne>::kRows][kPackedConsumers]) {
-  using X = PackedX<kTiles, kOne>;
+// The consumers read all of x, of which several loads are on their way at once, and pass eight columns of a row, after
+// the norm, to store(floats, row, piece). norm: its weight, which start_norm() has begun to copy.
+template <class T, int kRows, class Store>
+__device__ __forceinline__ void make_x(const PackedRows& a, const uint8_t* norm,
+                                       float (&squares)[kRows][kPackedConsumers], const Store& store) {
   constexpr int kAtOnce = 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = (a.in + kPackedPiece - 1) / kPackedPiece;
-  const auto row_of = [&](int at) { return kOne ? int(at >= pieces) : at / pieces; };
+  const auto row_of = [&](int at) { return kRows == 1 ? int(at >= pieces) : at / pieces; };
   const auto column_of = [&](int at, int row) { return (at - row * pieces) * kPackedPiece + 8 * lane; };
   if (a.norm != nullptr) squares_of_rows<T>(a, squares), wait_copies<0>();
 #pragma unroll 1
-  for (int begin = warp; begin < pieces * X::kRows; begin += kPackedConsumers * kAtOnce) {
+  for (int begin = warp; begin < pieces * kRows; begin += kPackedConsumers * kAtOnce) {
     Pack<T, 8> given[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -137,12 +184,12 @@ __device__ __forceinline__ void make_digits(const PackedRows& a, const PackedX<k
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int at = begin + kPackedConsumers * i, row = row_of(at), column = column_of(at, row);
-      if (row >= X::kRows) break;
+      if (row >= kRows) break;
       float f[8];
       unpack(given[i], f);
       if (a.norm != nullptr && column < a.in) {
         float weight[8];
-        unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(to.norm + 2 * column), weight);
+        unpack<T, 8>(*reinterpret_cast<const Pack<T, 8>*>(norm + 2 * column), weight);
         float sum = 0.f;
 #pragma unroll
         for (int w = 0; w < kPackedConsumers; ++w) sum += squares[row][w];
@@ -150,10 +197,31 @@ __device__ __forceinline__ void make_digits(const PackedRows& a, const PackedX<k
 #pragma unroll
         for (int j = 0; j < 8; ++j) f[j] = rounded<T>(rounded<T>(f[j] * rstd) * weight[j]);
       }
-      store_digits<kPairs>(f, to, row, at - row * pieces);
+      store(f, row, at - row * pieces);
     }
   }
   meet_consumers();
+}
+
+template <class T, bool kPairs, int kTiles, bool kOne>
+__device__ __forceinline__ void fill_x(const PackedRows& a, const PackedX<kTiles, kOne>& to,
+                                       float (&squares)[PackedX<kTiles, kOne>::kRows][kPackedConsumers]) {
+  make_x<T>(a, to.norm, squares,
+            [&](const float(&f)[8], int row, int piece) { store_digits<kPairs>(f, to, row, piece); });
+}
+template <class T, bool, int kTiles, bool kOne>
+__device__ __forceinline__ void fill_x(const PackedRows& a, const FloatX<kTiles, kOne>& to,
+                                       float (&squares)[FloatX<kTiles, kOne>::kRows][kPackedConsumers]) {
+  make_x<T>(a, to.norm, squares, [&](const float(&f)[8], int row, int piece) {
+    const auto [up, scale] = piece_scale<15>(f);
+    float scaled[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scaled[i] = f[i] * up;
+    const int lane = threadIdx.x % 32;
+    uint16_t* at = to.halves + row * to.pitch + piece * kPackedPiece + 8 * lane;
+    *reinterpret_cast<Pack<Half, 8>*>(at) = pack<Half, 8>(scaled);
+    if (lane == 0) to.scales[piece * to.kRows + row] = scale;
+  });
 }
 
 }  // namespace kernels::gpu

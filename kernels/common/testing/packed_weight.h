@@ -1,10 +1,12 @@
-// Weights in blocks of a GGUF file (packing.h), and the numbers that these mean.
+// Weights in blocks (packing.h), and the values that these mean.
 #pragma once
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/where.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,12 +21,14 @@ struct PackedWeight {
   Tensor numbers;  // [out, in] float64, rounded to float32 once
 };
 
-// The packings by their names in a GGUF file: weights and bytes of a block, the bytes of its scale and, if it has one,
-// of its minimum (float16 both), and of weight i of a block the factors of scale and minimum.
+// The packings by their names, ggml's as a GGUF file has them: weights and bytes of a block, the bytes of its scale
+// and, if it has one, of its minimum (float16 both), and of weight i of a block the factors of scale and minimum. Ours:
+// a float32 scale, in whose low byte the zero may be.
 struct PackingFormula {
   const char* name;
   int64_t block, bytes, scale_at, minimum_at;
   std::pair<double, double> (*weight)(const uint8_t* p, int64_t i);
+  bool float32_scale = false, zero = false;
 };
 
 inline int nibble_of_32(const uint8_t* p, int64_t i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }
@@ -33,6 +37,13 @@ inline std::pair<double, double> k_weight(const uint8_t* p, int64_t group, int c
   if (group < 4) return {(s[group] & 63) * code, -(s[group + 4] & 63)};
   const int scale = (s[group + 4] & 15) | (s[group - 4] >> 6) << 4, minimum = s[group + 4] >> 4 | (s[group] >> 6) << 4;
   return {scale * code, -minimum};
+}
+
+inline double int4_weight(const uint8_t* p, int64_t i) { return nibble_of_32(p + 4 + i / 32 * 16, i % 32) - p[0]; }
+inline double e4m3_value(uint8_t code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const double size = exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 10);
+  return code & 128 ? -size : size;
 }
 
 inline const std::vector<PackingFormula>& packings() {
@@ -62,11 +73,32 @@ inline const std::vector<PackingFormula>& packings() {
          const int low = p[48 + i / 64 * 32 + i % 32] >> i / 32 % 2 * 4 & 15;
          return k_weight(p, i / 32, low + (p[16 + i % 32] >> i / 32 & 1) * 16);
        }},
-      {"Q6_K", 256, 210, 208, -1, [](P p, int64_t i) {
+      {"Q6_K", 256, 210, 208, -1,
+       [](P p, int64_t i) {
          const int64_t n = i / 128, r = i % 128;
          const int low = p[64 * n + r % 64] >> r / 64 * 4 & 15, high = p[128 + 32 * n + r % 32] >> r / 32 * 2 & 3;
          return Pair{int8_t(p[192 + i / 16]) * (low + 16 * high - 32), 0};
-       }}};
+       }},
+      {"int4_g32", 32, 20, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{int4_weight(p, i), 0};
+       },
+       true, true},
+      {"int4_g64", 64, 36, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{int4_weight(p, i), 0};
+       },
+       true, true},
+      {"int4_g128", 128, 68, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{int4_weight(p, i), 0};
+       },
+       true, true},
+      {"e4m3_g128", 128, 132, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{e4m3_value(p[4 + i]), 0};
+       },
+       true, false}};
   return all;
 }
 
@@ -85,7 +117,14 @@ inline PackedWeight random_weight(const std::string& name, int64_t out, int64_t 
   const Tensor bytes = at::randint(0, 256, {out, blocks, packing.bytes}, generator(), at::kByte);
   const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, scale).cpu(),
                m = random_tensor(d.sizes(), at::kHalf, minimum).cpu();
-  bytes.narrow(-1, packing.scale_at, 2).copy_(d.view(at::kByte));
+  if (packing.float32_scale) {
+    const Tensor zero = bytes.narrow(-1, 0, 1).bitwise_and(31), codes = bytes.narrow(-1, 4, packing.bytes - 4);
+    if (!packing.zero) codes.copy_(at::where(codes.bitwise_and(127) == 127, codes.bitwise_and(~1), codes));  // no NaN
+    bytes.narrow(-1, 0, 4).copy_(d.to(at::kFloat).view(at::kByte));
+    if (packing.zero) bytes.narrow(-1, 0, 1).copy_(zero);
+  } else {
+    bytes.narrow(-1, packing.scale_at, 2).copy_(d.view(at::kByte));
+  }
   if (packing.minimum_at >= 0) bytes.narrow(-1, packing.minimum_at, 2).copy_(m.view(at::kByte));
   const Tensor wide_d = d.to(at::kDouble), wide_m = m.to(at::kDouble);
   Tensor values = at::empty({out, in}, at::kDouble);
