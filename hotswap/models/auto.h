@@ -24,8 +24,8 @@ struct PretrainedOptions {
   std::string dtype = "auto";
   std::string device_map = "cpu";                       // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
-  // A GGUF file's weights of projections and embedding keep their format where it is a packed one: less to read, and
-  // nothing to train.
+  // Quantised weights of projections and embedding stay packed where their format can (docs/formats.md): less to read,
+  // and nothing to train.
   // Unset: where kernels are requested, on the CPU or with few_rows, and every layer that uses the weight has one.
   std::optional<bool> keep_formats = std::nullopt;
   bool few_rows = false;               // what it will generate is one sequence, or a few
