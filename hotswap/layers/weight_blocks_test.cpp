@@ -73,7 +73,7 @@ TEST(WeightBlocks, AreTheWeightBitForBit) {
     expect_same(int4(5, 96, 0, dtype), WeightFormat::kInt4G32, "one group a short row");
   }
   Weight one = int4(4, 128, 0);
-  one.scales = at::full({1}, 0.5), one.zeros = {};
+  one.scales = at::full({1}, 0.5), one.zeros = Tensor();
   expect_same(one, WeightFormat::kInt4G128, "one scale, no zeros");
   expect_same(e4m3(300, 256, 128, 128), WeightFormat::kE4m3G128, "blocks of 128 x 128, the last of fewer rows");
   expect_same(e4m3(7, 256, 1, 0), WeightFormat::kE4m3G128, "a scale a row");
@@ -90,7 +90,7 @@ TEST(WeightBlocks, WhatNoBlockHoldsHasNone) {
   EXPECT_FALSE(in_blocks(e4m3(4, 96, 1, 0))) << "columns that no block of 128 divides";
   EXPECT_FALSE(in_blocks({.data = at::rand({4, 128})})) << "a plain weight";
   Weight ordered = int4(4, 128, 32);
-  ordered.order = at::arange(128, at::kInt).flip(0).div(32, "floor").to(at::kInt);
+  ordered.order = at::arange(128, at::kInt).flip(0).div(32, /*rounding_mode=*/"floor").to(at::kInt);
   EXPECT_FALSE(in_blocks(ordered)) << "columns in an order of their own";
   Weight global = int4(4, 128, 32);
   global.global_scale = at::full({1}, 0.5);

@@ -5,6 +5,8 @@
 #include <ATen/core/grad_mode.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/test_files.h"
@@ -24,6 +26,12 @@ constexpr const char* kModels[] = {
     "bnb_nf4",       "bnb_nf4_nested", "bnb_fp4",        "bnb_real",         "gguf_q8_0",
     "gguf_q4_0",     "gguf_q4_1",      "gguf_q5_0",      "gguf_q5_1",        "gguf_q2_k",
     "gguf_q3_k",     "gguf_q4_k",      "gguf_q5_k",      "gguf_q6_k",        "gguf_iq4_xs"};
+
+// Those of which kernels keep no weight packed: eight bits, tables, columns in an order of their own, types of ggml
+// that no kernel takes.
+const std::set<std::string> kDequantised = {"gptq_act_order", "gptq_8bit", "modelopt_nvfp4", "ct_w8a16",   "ct_int8",
+                                            "ct_nvfp4",       "bnb_nf4",   "bnb_nf4_nested", "bnb_fp4",    "bnb_real",
+                                            "gguf_q5_1",      "gguf_q2_k", "gguf_q3_k",      "gguf_iq4_xs"};
 
 class QuantisedModel : public testing::TestWithParam<const char*> {};
 
@@ -45,6 +53,7 @@ TEST_P(QuantisedModel, ComputesWhatItsReaderDoes) {
     const Tensor got = (*model)({.input_ids = ids}).logits;
     ASSERT_EQ(got.sizes(), exact.sizes());
     EXPECT_LE((got - exact).abs().max().item<double>(), limit);
+    EXPECT_EQ(model->has_encoded_weights(), with.use_kernels && !kDequantised.contains(GetParam()));
   };
   compare(options);
   options.use_kernels = true;  // of packed weights too, where there are some

@@ -85,7 +85,7 @@ TEST(DecoderLayer, WidePackedLayers) {
   for (const int64_t rows : {1, 2}) {
     for (const std::string packing : {"Q4_K", "Q6_K", "Q4_0", "int4_g128", "e4m3_g128"}) {
       const Shape shape{
-          .rows = rows, .hidden = 2560, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 9728, .position = 70};
+          .rows = rows, .hidden = 2560, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 4608, .position = 70};
       const auto [packed, plain] = packed_layers(shape, at::kBFloat16, {packing});
       EXPECT_GE(rows_for(packed), rows);
       expect_packed_layer(packed, plain, at::kBFloat16);

@@ -132,7 +132,9 @@ def compressed(form, bits=4, kind="int", strategy="group", group=64, symmetric=T
         rows, columns = shape
         weight = torch.randn(shape)
         groups = columns // group if group else 1
+        # Of 16 bits, as checkpoints have them: in blocks a scale leaves its last byte to the zero.
         scale = weight.view(rows, groups, -1).abs().amax(-1) / (1 << (bits - 1)) if kind == "int" else None
+        scale = None if scale is None else scale.bfloat16().float()
         parts = {"weight": weight}
         if form == "nvfp4-pack-quantized":
             parts["weight_global_scale"] = (2688 / weight.abs().max()).reshape(1)
