@@ -22,6 +22,7 @@ template <int kHow>
 __global__ void __launch_bounds__(kT + 32, 1)
     exchange(const char* weights, long long bytes, int flight, uint4* vec, int n, int times, unsigned epoch0,
              unsigned long long base, unsigned* out, unsigned long long* moved) {
+  // ---- prologue: barriers
   extern __shared__ __align__(128) char raw[];
   __shared__ Barrier full[16];
   __shared__ volatile int done;
@@ -31,6 +32,8 @@ __global__ void __launch_bounds__(kT + 32, 1)
     done = 0;
   }
   __syncthreads();
+
+  // ---- producer: one thread keeps copies of weights in flight until the others are done
   if (threadIdx.x >= kT) {
     if (flight == 0 || threadIdx.x != kT) return;
     long long pieces = bytes >> 14, at = blockIdx.x, i = 0;
@@ -47,6 +50,8 @@ __global__ void __launch_bounds__(kT + 32, 1)
     atomicAdd(moved, (unsigned long long)i << 14);
     return;
   }
+
+  // ---- consumer: `times` exchanges of a vector between all blocks
   uint4* shared = reinterpret_cast<uint4*>(raw);
   const int tid = threadIdx.x, vectors = n / 8, pairs = n / 2;  // pairs: 8 bytes each with LL
   unsigned sum = 0;
@@ -145,6 +150,8 @@ __global__ void __launch_bounds__(kT + 32, 1)
     }
     bsync();
   }
+
+  // ---- epilogue: errors are counted, the producer ends
   if (sum) atomicAdd(out, sum);
   if (tid == 0) done = 1;
 }

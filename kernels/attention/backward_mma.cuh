@@ -115,6 +115,8 @@ struct MmaGradients {
 template <class B>
 __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __grid_constant__ MmaBackwardArguments a) {
 #if __CUDA_ARCH__ >= 800  // elsewhere it is never launched
+
+  // ---- prologue: the rows that stay in this block, and those that pass
   using T = typename B::T;
   extern __shared__ __align__(128) uint8_t raw[];
   auto& m = *reinterpret_cast<MmaBackwardMemory<B>*>(raw);
@@ -128,6 +130,7 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
   const int others = B::kKeysStay ? s.query_rows : s.band.keys, used = job.used_rows();
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * (16 * B::kBands);
 
+  // ---- producer: tiles of the rows that pass
   // Tiles of the others: of each head of the group one after the other. Each pair comes in two parts, of which `early`
   // is what the next step multiplies first.
   int head = B::kKeysStay ? job.head * a.group : job.head / a.group, t = job.tiles.first;
@@ -152,6 +155,8 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
     }
     commit_copies();
   };
+
+  // ---- prologue: the first copies; log-sum-exp and delta of the rows that stay
   const int heads_end = B::kKeysStay ? head + a.group : head + 1;
   bool more = t < job.tiles.end && head < heads_end;
   start_rows<B::kThreads>(m.own_first, own_first.at<T>(s.batch, own_row + job.first, job.head), own_first.row, used,
@@ -175,6 +180,7 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
   float sum_first[B::kBands][B::kFirst ? B::kFirstColumns / 2 : 1] = {};
   float sum_second[B::kBands][B::kSecond ? B::kSecondColumns / 2 : 1] = {};
 
+  // ---- main loop: scores and dp of a tile, their gradients, the sums
   for (int i = 0; more; ++i) {
     const bool last_tile = t + 1 == job.tiles.end;
     const int next_head = last_tile ? head + 1 : head, next_t = last_tile ? job.tiles.first : t + 1;
@@ -220,6 +226,7 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
   wait_copies<0>();
   __syncthreads();
 
+  // ---- epilogue: the sums are scaled and stored
   const int64_t row = int64_t{s.batch} * (B::kKeysStay ? a.sequences.key_rows : a.sequences.query_rows) + own_row +
                       job.first + warp_row;
   const int out_heads = B::kKeysStay ? a.key_heads : a.heads;

@@ -196,6 +196,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const int64_t row = blockIdx.x / splits / int(a.kv_heads);
   const int group = int(a.heads / a.kv_heads);
 
+  // ---- prologue: the keys of this block, and what is read while the previous kernel runs
   const int share = share_of(0, splits, group * kDim);
   __shared__ Barrier received;
   if (splits > 1) {
@@ -216,6 +217,8 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const int dim = lane % kLanes * 8;
   const T* key_at = static_cast<const T*>(a.keys.data) + row * a.keys.batch + key_head * a.keys.head + dim;
   const T* value_at = static_cast<const T*>(a.values.data) + row * a.values.batch + key_head * a.values.head + dim;
+
+  // ---- producer: the keys and values of the next passes
   // Each lane copies what it reads itself, so that none waits for another.
   Pack<T, 8> key_now[kCopies ? 1 : kUnroll], value_now[kCopies ? 1 : kUnroll];
   const int64_t own = begin + warp * kKeys + lane / kLanes;
@@ -247,6 +250,8 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   if (a.q_norm != nullptr) q_norm.load(static_cast<const T*>(a.q_norm), lane);
   if (a.k_norm != nullptr) k_norm.load(static_cast<const T*>(a.k_norm), lane);
   const int first_block = int(threadIdx.x) / share, first_place = int(threadIdx.x) % share;
+
+  // ---- prologue: the queries, normed and rotated; the new key and value, which also go into the cache
   wait_for_launch_before();
   next_launch_may_begin();
 
@@ -278,6 +283,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     memory.query[i / kDim][i % kDim] = 0.f;
   __syncthreads();
 
+  // ---- consumer: scores of a pass, the softmax state, the values' sums
   float query[kGroup][8];
 #pragma unroll
   for (int g = 0; g < kGroup; ++g) {
@@ -330,6 +336,8 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
     }
     ask(pass + kAhead);
   }
+
+  // ---- consumer: the new key
   if (has_fresh &&
       warp == kAttendWarps - 1) {  // the new key, by the first lanes of a warp that has no more than others
     float f[8], score[kGroup][1];
@@ -347,6 +355,8 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
       for (int i = 0; i < 8; ++i) running.value[g][i] += score[g][0] * memory.fresh_value[dim + i];
     }
   }
+
+  // ---- epilogue: the softmax states of lanes and warps merge, then those of the blocks of a cluster (split-KV)
 #pragma unroll
   for (int apart = kLanes; apart < 32; apart *= 2) running.add_lane(apart);
 #pragma unroll

@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   const int64_t row = blockIdx.x / splits / int(a.kv_heads);
   const int group = int(a.heads / a.kv_heads);
 
+  // ---- prologue: the keys of this block, and what is read while the previous kernel runs
   if (splits > 1) cluster_arrive();  // nobody sends to a block that has not begun
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.
@@ -63,6 +64,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   const T *next_key = key_at + (own + lane_key) * a.keys.row + lane_vector * 8,
           *next_value = value_at + (own + lane_key) * a.values.row + lane_vector * 8;
   int left = int(min(end - own, int64_t{1} << 30)) - lane_key;  // keys from this lane's first of the next tile on
+
+  // ---- producer: each warp copies its own tiles, kStages ahead
   const auto ask = [&](int stage) {
     uint4 *k = memory.keys[stage][warp], *v = memory.values[stage][warp];
     if (left > -lane_key) {
@@ -84,6 +87,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   Head<T, kDim> q_norm, k_norm;
   if (a.q_norm != nullptr) q_norm.load(static_cast<const T*>(a.q_norm), lane);
   if (a.k_norm != nullptr) k_norm.load(static_cast<const T*>(a.k_norm), lane);
+
+  // ---- prologue: the queries, normed and rotated; the new key and value, which also go into the cache
   wait_for_launch_before();
   next_launch_may_begin();
 
@@ -125,6 +130,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   for (int i = group * kDim + threadIdx.x; i < 8 * kDim; i += kAttendThreads) memory.query[i / kDim][i % kDim] = T{};
   __syncthreads();
 
+  // ---- consumer: one tile of keys a warp and pass: scores, the softmax state, the values' sums
   // Operands of the queries: row lane / 4; rows 8 to 15 are nobody's.
   uint32_t query[kSteps][2];
 #pragma unroll
@@ -192,6 +198,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     __syncwarp();
     ask(pass % kStages);
   }
+
+  // ---- epilogue: the softmax states of the warps merge, then those of the blocks of a cluster (split-KV)
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
   if (lane / 4 < group) {

@@ -15,6 +15,7 @@ namespace kernels::gpu {
 template <class T, int kRows, int kUnits, bool kNorm, bool kPair, int kTiles>
 __global__ void __launch_bounds__(kFewThreads, 2)
     few_rows_held_kernel(const __grid_constant__ FewRows a, const int tiles, const int turns) {
+  // ---- prologue: the tiles of this block, shared memory by name
   constexpr int kPerPair = kPair ? 2 : 1;
   // Tiles of old weights that are asked for before x: more of them keep x waiting, which 16 rows mind less.
   constexpr int kEarly = kPair ? (kRows == 8 ? 2 : 2 * kTiles) : kNorm ? 1 : 2 * kTiles;
@@ -32,6 +33,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const int begin = (each * block + min(block, more)) * kPerPair;
   const int end = begin + (each + (block < more)) * kPerPair;
 
+  // ---- producer: one lane a tile starts the copy of its weights
   // Where tile begin + i lies; no rows: there is none.
   struct Tile {
     const T* from;
@@ -70,6 +72,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   const auto ask_first = [&](bool only_l2) {
     if (lane < turns * kTiles) ask(kRows == 8 ? mine_first : tile_at(lane), lane, only_l2);
   };
+
+  // ---- prologue: barriers, the first weights, then what the previous kernel wrote: x in registers, normed
   if (threadIdx.x < 2 * kTiles) full[threadIdx.x].init(1);
   if (warp == 0) {
     publish_barriers();
@@ -152,6 +156,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
   }
 
+  // ---- consumer: each warp multiplies its columns of the tiles of a turn
   const FewOutput<kRows> mine;
   T* out = static_cast<T*>(a.out) + mine.row * a.out_stride;
   uint32_t parity = 0;
@@ -194,6 +199,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     __syncthreads();  // and the other turn's sums have been read: everybody was past them before it came here
     if (turns == 2 && threadIdx.x < kTiles)
       ask(tile_at(tile - begin + 2 * kTiles + threadIdx.x), turn * kTiles + threadIdx.x, false);
+
+    // ---- epilogue of a turn: the warps' sums, bias, activation or residual
     if (at >= 0) {
       if constexpr (kPair) {
         const float* gates = of_turn + 2 * mine.tile * kTileSums;

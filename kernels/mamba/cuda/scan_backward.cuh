@@ -225,11 +225,14 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
   extern __shared__ __align__(16) float memory[];
   using Memory = BackwardMemory<T, kAlong, S>;
   Memory& m = *reinterpret_cast<Memory*>(memory);
+
+  // ---- prologue: the channel blocks of this block of threads
   const Problem& p = a.of;
   const int slots = int(plan.slots), blocks = int(plan.blocks), slot = int(blockIdx.x) % slots;
   const int last_block = int(int64_t{slot + 1} * blocks / slots), first_block = int(int64_t{slot} * blocks / slots);
   const int chunks = int((p.length + kGpuChunk - 1) / kGpuChunk);
   for (int block = first_block; block < last_block; ++block) {
+    // ---- prologue of a channel block: where its tensors are, its constants and the saved states
     if (threadIdx.x < kTensors) {
       const int64_t item = blockIdx.x / unsigned(slots), group = item % p.groups, size = p.channels / p.groups;
       const int64_t left = size - int64_t{block} * S::kChannels, first = (int64_t{chunks} - 1) * kGpuChunk;
@@ -264,6 +267,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       fetch_saved<S>(saved, p, m);
       fetch_chunk<T, kAlong, S>(a, plan.layouts, (chunks - 1) % 2, steps, 0, m);
     }
+
+    // ---- main loop: chunks from the last to the first
     for (int chunk = chunks - 1; chunk >= 0; --chunk) {
       const int parts = (steps + kPart - 1) / kPart;
       if constexpr (kPacked) {
@@ -274,6 +279,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       __syncthreads();
       const Marks* const marks = kPacked ? &m.marks : nullptr;
       const Tokens b{m.begins[kOfB], p.states, steps, marks}, c{m.begins[kOfC], p.states, steps, marks};
+
+      // ---- producer: tokens and states of this chunk; the next chunk's copies start
       const int half = chunk % 2;
       if constexpr (kAhead<T>) {
         wait_copies<0>();
@@ -292,6 +299,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
         if (chunk > 0) fetch_chunk<T, kAlong, S>(a, plan.layouts, half ^ 1, kSteps, 1, m);
       }
       __syncthreads();
+
+      // ---- consumer: the parts forward, their states kept; then the parts backward
       const auto kept = [&](int part) { return !kAhead<T> || part + 1 < parts; };
 #pragma unroll 1
       for (int part = 0; part < parts; ++part) {
@@ -322,6 +331,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       if (threadIdx.x < kTensors) m.begins[threadIdx.x] -= kGpuChunk * plan.tensors.views[threadIdx.x].step;
       steps = kSteps;
     }
+
+    // ---- epilogue of a channel block: sums of its channels
     const Place at = m.at;
     const int64_t rows = channel_rows(p);
     const View channel_sums{a.channel_sums, DType::kFloat32, rows * p.channels, 1, p.channels};

@@ -52,6 +52,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kThreads = B::kThreads;
   constexpr int kRowWarps = Of::kRowWarps, kColumnWarps = B::kColumnWarps;
   extern __shared__ __align__(16) BFloat16 shared[];
+
+  // ---- prologue: rows and columns of this warp, shared memory by name
   const Problem& p = a.of;
   const Item<T> item(p, plan);
   const int states = int(p.state), dim = int(p.dim), width = padded(states);
@@ -72,6 +74,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   const Rows triangle = tile(rest + 2 * block.group, kTokens, kTokens);
   auto& m = *reinterpret_cast<typename B::TokenSums*>(rest + 2 * block.group + block.triangle);
 
+  // ---- prologue: how a stage is loaded
   const int* starts =
       reinterpret_cast<const int*>(memory + plan.starts) + (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
   const bool packed = !kPlain && p.sequence.data != nullptr;
@@ -98,6 +101,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     load_tile<T, kTokens>(to, source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins),
                           state_pieces);
   };
+
+  // ---- prologue: B, C and the first stages are loaded; the pairs C_i B_j, which all heads of the block share
   load_group(b, p.B), load_group(c, p.C);
   if (int(threadIdx.x) < kTokens) m.start[threadIdx.x] = starts[threadIdx.x];
   commit_copies();
@@ -112,6 +117,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   Sums dots[B::kTokenGroups] = {}, ddots[B::kTokenGroups] = {}, db[B::kStateGroups] = {}, dc[B::kStateGroups] = {};
   multiply<kParts, Lie::kAlong, Lie::kAlong>(dots, b, row, c, width, column, above);
 
+  // ---- main loop: one head's tile of the chunk a pass
   for (int i = 0; i < item.count; ++i) {
     if (block.stages == 2)
       wait_copies<1>();
@@ -359,7 +365,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     }
   }
 
-  // ---- dB and dC of the block: what came through dG of all its heads, once
+  // ---- epilogue: dB and dC of the block, what came through dG of all its heads, once
   __syncthreads();
 #pragma unroll
   for (int g = 0; g < B::kTokenGroups; ++g) {

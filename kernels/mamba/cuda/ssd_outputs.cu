@@ -27,6 +27,7 @@ struct Block {
 template <class T, bool kPlain, bool kGated>
 __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
     write_outputs(const Problem p, const Plan plan, const Outputs out, const float* memory) {
+  // ---- prologue: rows and columns of this warp, shared memory by name
   using Of = Tile<T>;
   using B = Block<T>;
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers;
@@ -43,6 +44,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   const auto steps_of = [&](int i) { return reinterpret_cast<float*>(stage_of(i) + block.tokens + block.state); };
   const Rows c = tile(shared + 2 * block.stage, kTokens, states), b = state_of(1);
 
+  // ---- producer: x, the state and the steps of a head's tile
   const int* starts =
       reinterpret_cast<const int*>(memory + plan.starts) + (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
   const bool packed = !kPlain && p.sequence.data != nullptr;
@@ -65,6 +67,8 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
     load_tile<T, kTokens>(to, source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins),
                           state_pieces);
   };
+
+  // ---- prologue: B, C and the first stage are loaded; the pairs C_i B_j, which all heads of the block share
   load_group(c, p.C), load_group(b, p.B);
   load(0);
   wait_copies<0>();
@@ -79,6 +83,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
 #pragma unroll
   for (int second = 0; second < 2; ++second) start[second] = starts[row + first_row() + 8 * second];
 
+  // ---- main loop: one head's tile of the chunk a pass
   for (int i = 0; i < item.count; ++i) {
     __syncthreads();  // nobody reads the other stage any more
     if (i + 1 < item.count) load(i + 1);
@@ -88,6 +93,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
     const Decayed<kParts> mine[2] = {{steps, kTokens, my_row}, {steps, kTokens, my_row + 8}};
     const float enters[2] = {steps[kEnter * kTokens + my_row], steps[kEnter * kTokens + my_row + 8]};
 
+    // ---- y: through the state, then of the chunk's own tokens
     Sums y[B::kGroups] = {};
     multiply<kParts, Lie::kAlong, Lie::kAlong>(y, c, row, state_of(i), padded(states), column);
 #pragma unroll
@@ -126,6 +132,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
       for (int g = 0; g < B::kGroups; ++g) multiply_parts<Lie::kAcross>(y[g], a, x, 16 * k, column(g));
     }
 
+    // ---- epilogue of a pass: D x, the gate, y is stored
     const int64_t head = item.head(i);
     const int first_number = item.number(i);
     const auto outside = [&](const Tokens& t) {

@@ -29,6 +29,7 @@ struct Block {
 template <class T, bool kPlain>
 __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     walk_states(const Problem p, const Plan plan, const Walk walk, float* memory) {
+  // ---- prologue: the tile of this block, its state in registers
   using B = Block<T>;
   using Of = Tile<T>;
   constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kGroups = B::kGroups;
@@ -63,6 +64,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
   };
   if (walk.first != nullptr) outside([&](float& v, int64_t at) { v = walk.first[at]; });
 
+  // ---- producer: the tokens, the group and the weights of a chunk
   const int* starts =
       kPlain || p.sequence.data == nullptr ? nullptr : reinterpret_cast<const int*>(memory + plan.starts);
   const auto chunk_of = [&](int64_t i) { return walk.backward ? plan.chunks - 1 - i : i; };
@@ -102,6 +104,8 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
       start_copy(stage.keep, steps + kStepArrays * kTokens, false);
     commit_copies();
   };
+
+  // ---- what a pass stores
   // What the tile is now, for products with it.
   const auto keep = [&](int64_t chunk) {
     BFloat16* to = reinterpret_cast<BFloat16*>(memory + walk.states) +
@@ -153,6 +157,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     }
   };
 
+  // ---- main loop: over chunks, the next one loads meanwhile
   if (plan.chunks > 0) load(0);
   for (int64_t i = 0; i < plan.chunks; ++i) {
     wait_copies<0>();
@@ -178,6 +183,8 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
       for (int g = 0; g < kGroups; ++g) multiply_parts<Lie::kAcross>(sums[g], a, others, k, column(g));
     }
   }
+
+  // ---- epilogue: the last state
   if (walk.last != nullptr) outside([&](float& v, int64_t at) { walk.last[at] = v; });
 }
 

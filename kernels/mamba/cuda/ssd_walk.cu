@@ -30,6 +30,7 @@ struct Memory {
 template <int kStates>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     walk_forward(const Problem p, const Plan plan, const Tokens y, float* final, const float* memory) {
+  // ---- prologue: the rows of this warp, its state in registers
   constexpr int kStateGroups = kStates / 16;
   extern __shared__ __align__(16) unsigned char shared[];
   auto& m = *reinterpret_cast<Memory<kStates>*>(shared);
@@ -52,6 +53,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   };
   if (p.initial != nullptr) outside([&](float* v, int64_t at) { v[0] = p.initial[at], v[1] = p.initial[at + 1]; });
 
+  // ---- producer: B and C of a chunk, its x and its steps
   const auto tokens_of = [&](const Tokens& t, int64_t head) {
     return static_cast<BFloat16*>(t.data) + batch * t.batch + head * t.head;
   };
@@ -77,6 +79,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       start_copy(stage.keep, steps + kStepArrays * kTokens, false);
   };
 
+  // ---- main loop: over chunks
   if (plan.chunks > 0) {
     load_x(0), load_group(m.b, b, p.B, 0), load_group(m.c, c, p.C, 0);
     commit_copies();
@@ -86,6 +89,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     auto& stage = m.stage[chunk % 2];
     const Rows xs = tile(stage.x, kTokens, kNumbers);
     const float* steps = stage.steps;
+
+    // ---- the state that enters, for all warps
     // What enters. Nobody reads the one before: all are behind the last barrier.
 #pragma unroll
     for (int g = 0; g < kStateGroups; ++g) {
@@ -98,6 +103,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (chunk + 1 < plan.chunks) load_x(chunk + 1);
     commit_copies();
 
+    // ---- y: through the state, then of the chunk's own tokens
     const auto above = [&](int g) { return 16 * g > row; };
     Sums dots[kTokenGroups] = {}, ys[kGroups] = {};
 #pragma unroll
@@ -139,6 +145,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         multiply_16x16(ys[g], rows, columns);
       }
     }
+
+    // ---- y is stored, with D x
     const float skip = p.D == nullptr ? 0.f : p.D[head];
     const Outside<BFloat16> to =
         outside_of<BFloat16>(y, batch, chunk * kTokens, head, my_row, rows_of(chunk), int(first_number), int(p.dim));
@@ -152,6 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
     for (int g = 0; g < kGroups; g += 2) write_sums_32(to, ys[g], ys[g + 1], 16 * g);
 
+    // ---- the state that leaves
     const float stays = stage.keep[0];
 #pragma unroll
     for (int g = 0; g < kStateGroups; ++g) {
@@ -173,6 +182,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (chunk + 1 < plan.chunks) load_group(m.b, b, p.B, chunk + 1), load_group(m.c, c, p.C, chunk + 1);
     commit_copies();
   }
+
+  // ---- epilogue: the last state
   outside([&](float* v, int64_t at) { *reinterpret_cast<float2*>(final + at) = {v[0], v[1]}; });
 }
 
