@@ -212,7 +212,7 @@ def family_problems(text: str, sources: list[str]) -> list[str]:
     for names, gguf in re.findall(r"^\| ([a-z][^|]*)\|.*\|([^|]*)\|$", table, re.MULTILINE):
         said |= dict.fromkeys(re.findall(r"\w+", re.sub(r"\(.*?\)", "", names)), re.sub(r"as \w+", "", gguf).strip())
     there = {}
-    for row in re.findall(r"^const Family \w+\{(.*?)\};$", "\n".join(sources), re.MULTILINE | re.DOTALL):
+    for row in re.findall(r"^const RegisteredFamily \w+\(\{(.*?)\}\);$", "\n".join(sources), re.MULTILINE | re.DOTALL):
         keys = dict(re.findall(r'\.(model_type|gguf_architecture) = "(\w+)"', row))
         there[keys["model_type"]] = keys.get("gguf_architecture", "")
     return [
@@ -275,8 +275,8 @@ def self_test(verbs: set[str], variables: set[str]) -> None:
     program, lines = "int main() {}\n", "word\n" * 90
     assert not readme_problems(f"```cpp\n{program}```\n{lines}", program)
     assert len(readme_problems(f"```cpp\n{program} ```\n", program)) == 2
-    table, family = "| `model_type` | |\n|---|---|---|\n| a (and b), c | | g |\n\n", "const Family k{.model_type = "
-    assert len(family_problems(table, [f'{family}"a", .gguf_architecture = "g"}};', f'{family}"d"}};'])) == 2
+    table, family = "| `model_type` | |\n|---|---|---|\n| a (and b), c | | g |\n\n", "const RegisteredFamily k({.model_type = "
+    assert len(family_problems(table, [f'{family}"a", .gguf_architecture = "g"}});', f'{family}"d"}});'])) == 2
     assert demo_table("> a\nkernels: 1\n  x\n  ...\n  y\n  ...\n") == ["kernels: 1", "  x"]
 
 

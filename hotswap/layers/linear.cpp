@@ -207,16 +207,21 @@ bool all_plain(const std::vector<const Linear*>& layers) {
   return std::all_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->plain(); });
 }
 
-bool all_fuse(const std::vector<const Linear*>& layers) {
-  return std::all_of(layers.begin(), layers.end(), [](const Linear* layer) { return layer->fuses(); });
-}
-
-std::vector<std::string> formats_of(const std::vector<const Linear*>& layers) {
-  std::set<std::string> formats;
+FusedProducts fused_products(const std::vector<const Linear*>& layers, SlotNeeds& needs) {
+  constexpr const char* kMoreThanWeights = "products with a LoRA adapter or of a shard";
+  FusedProducts found;
+  std::set<std::string> encoded;
   for (const Linear* layer : layers) {
-    if (layer->weight.encoded()) formats.insert(name_of(layer->weight.format));
+    found.fuse = found.fuse && layer->fuses();
+    if (layer->weight.encoded()) encoded.insert(name_of(layer->weight.format));
   }
-  return {formats.begin(), formats.end()};
+  needs.weights.assign(encoded.begin(), encoded.end());
+  std::erase(needs.features, kMoreThanWeights);
+  if (!found.fuse) needs.features.emplace_back(kMoreThanWeights);
+  for (const Linear* layer : layers) {
+    if (!encoded.empty()) found.formats += cat(found.formats.empty() ? "" : ",", name_of(layer->weight.format));
+  }
+  return found;
 }
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {

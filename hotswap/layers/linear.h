@@ -65,7 +65,7 @@ class Linear : public Module {
 
   // May a fused op take data() and bias instead of this layer? A plain weight, all of it, and no adapter.
   bool plain() const { return weight.plain() && !adapter_; }
-  // The same where the op takes encoded weights too: those that its slot needs (formats_of()).
+  // The same where the op takes encoded weights too (fused_products()).
   bool fuses() const { return !weight.shard && !adapter_; }
   const Tensor& data() const { return weight.data; }
   // Is what it does in training, whatever is bound, torch's own product with a weight of that type?
@@ -109,9 +109,15 @@ class Linear : public Module {
 
 // What an op that fuses these layers checks, once a call.
 bool all_plain(const std::vector<const Linear*>& layers);
-bool all_fuse(const std::vector<const Linear*>& layers);
-// The formats among their weights, for SlotNeeds::weights; empty: all plain.
-std::vector<std::string> formats_of(const std::vector<const Linear*>& layers);
+
+// The same for an op that takes encoded weights, found when tensors change: may it run, and by which formats?
+struct FusedProducts {
+  bool fuse = true;     // each layer is its weight and nothing beside it
+  std::string formats;  // of each layer's weight in order, "q8_0,plain"; empty: all plain
+};
+// Also writes them into the needs of the op's slot, of which a layer that does not fuse is a feature that no kernel
+// has.
+FusedProducts fused_products(const std::vector<const Linear*>& layers, SlotNeeds& needs);
 
 class Embedding : public Module {
  public:

@@ -252,18 +252,26 @@ TEST_F(Adapted, RefusesShapesOfAnotherLayer) {
 
 TEST_F(Adapted, FusedOpsStayAway) {
   Linear other(kIn, kOut, /*with_bias=*/false);
-  EXPECT_TRUE(all_plain({&linear, &other}) && all_fuse({&linear, &other}));
+  SlotNeeds needs{.features = {"window"}};
+  const auto fuse = [&] { return fused_products({&linear, &other}, needs).fuse; };
+  EXPECT_TRUE(all_plain({&linear, &other}) && fuse());
+  EXPECT_EQ(needs.features, std::vector<std::string>{"window"});
   linear.set_adapter(adapter());
-  EXPECT_FALSE(all_plain({&linear, &other}) || all_fuse({&linear, &other}));
+  EXPECT_FALSE(all_plain({&linear, &other}) || fuse());
+  EXPECT_EQ(needs.features.size(), 2u);
+  EXPECT_FALSE(fuse());
+  EXPECT_EQ(needs.features.size(), 2u) << "the feature that no kernel has, once";
   EXPECT_FALSE(linear.trains_by_torch(at::kDouble));
   linear.set_adapter(std::nullopt);
   other.weight.shard = Shard{.dim = 0, .begin = 0, .size = kOut, .whole = 2 * kOut};
-  EXPECT_FALSE(all_plain({&linear, &other}) || all_fuse({&linear, &other}));
+  EXPECT_FALSE(all_plain({&linear, &other}) || fuse());
   other.weight = {
       .format = WeightFormat::kInt8, .data = at::zeros({kOut, kIn}, at::kChar), .logical_shape = {kOut, kIn}};
   EXPECT_FALSE(all_plain({&linear, &other}));
-  EXPECT_TRUE(all_fuse({&linear, &other}));
-  EXPECT_EQ(formats_of({&linear, &other}), std::vector<std::string>{"int8"});
+  EXPECT_TRUE(fuse());
+  EXPECT_EQ(fused_products({&linear, &other}, needs).formats, "plain,int8");
+  EXPECT_EQ(needs.features, std::vector<std::string>{"window"});
+  EXPECT_EQ(needs.weights, std::vector<std::string>{"int8"});
 }
 
 // Weights of layers that read the same x, one after another: the same tensors with the same values.

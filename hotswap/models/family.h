@@ -4,6 +4,8 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "hotswap/models/block.h"
@@ -38,6 +40,18 @@ struct Family {
   decltype(GgufArchitecture::extend) gguf_extend = nullptr;
 };
 
+// A family's file has one for its row, at namespace scope. Its constructor runs when the program starts.
+class RegisteredFamily {
+ public:
+  explicit RegisteredFamily(Family family);
+  RegisteredFamily(const RegisteredFamily&) = delete;
+  RegisteredFamily& operator=(const RegisteredFamily&) = delete;
+
+ private:
+  Family family_;
+};
+
+// All, by model_type. Not before main().
 const std::vector<const Family*>& families();
 // By model_type, or a GGUF file's architecture. Error naming the known ones.
 const Family& family_of(const Json& config);

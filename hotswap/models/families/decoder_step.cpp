@@ -11,8 +11,6 @@
 namespace hotswap {
 namespace {
 
-constexpr const char* kAdapted = "products with a LoRA adapter or of a shard";
-
 std::string activation_of(const ModelConfig& c) {
   const std::string layer = activation_kind(c.hidden_act, "hidden_act").layer;
   return layer == "SiLU" ? "silu" : layer == "GeluTanh" ? "gelu_tanh" : layer;
@@ -70,28 +68,23 @@ DecoderLayerParts DecoderStep::weights() const {
                       .eps = eps_,
                       .activation = activation_};
   parts_.attention.add_to(p);
-  p.formats = formats_;
+  p.formats = fused_.formats;
   return p;
 }
 
 void DecoderStep::tensors_changed() {
   SlotNeeds needs = slot_.needs();
-  std::erase(needs.features, kAdapted);
-  needs.weights = formats_of(products_);
-  formats_.clear();
-  for (const Linear* product : products_)
-    if (!needs.weights.empty()) formats_ += cat(formats_.empty() ? "" : ",", name_of(product->weight.format));
-  if (!all_fuse(products_)) needs.features.emplace_back(kAdapted);
+  fused_ = fused_products(products_, needs);
   slot_.set_needs(std::move(needs));
 }
 
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
   const SelfAttentionOptions& o = parts_.attention.options();
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
-  const bool one_token =
-      context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 && takes_rows(slot_, in.x.size(0)) &&
-      (context.position.size(0) == 1 || slot_.claims(kRowPositions)) && !at::GradMode::is_enabled() &&
-      all_fuse(products_) && !context.attention.sequence().padding.defined();
+  const bool one_token = context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
+                         takes_rows(slot_, in.x.size(0)) &&
+                         (context.position.size(0) == 1 || slot_.claims(kRowPositions)) &&
+                         !at::GradMode::is_enabled() && fused_.fuse && !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
   const auto [k, v] = context.memory->writable_rows(o.layer, in.x.size(0));
   if (!k.defined()) return {};

@@ -33,7 +33,7 @@ class DecoderStep {
   DecoderLayerParts weights() const;
   Parts parts_;
   std::vector<const Linear*> products_;  // of the parts: q, k, v, o, gate, up, down
-  std::string formats_;                  // of these, where one of them is encoded
+  FusedProducts fused_;                  // of these
   double eps_;
   std::string activation_;  // "silu", "gelu_tanh", or another
   DecoderLayerSlot slot_;

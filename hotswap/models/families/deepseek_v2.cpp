@@ -68,10 +68,9 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kDeepseekV2;
-const Family kDeepseekV2{.model_type = "deepseek_v2",
-                         .class_name = "DeepseekV2ForCausalLM",
-                         .read_config = read_config,
-                         .make_block = make_block};
+const RegisteredFamily kDeepseekV2({.model_type = "deepseek_v2",
+                                    .class_name = "DeepseekV2ForCausalLM",
+                                    .read_config = read_config,
+                                    .make_block = make_block});
 
 }  // namespace hotswap

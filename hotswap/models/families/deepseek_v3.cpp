@@ -62,11 +62,10 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kDeepseekV3;
-const Family kDeepseekV3{.model_type = "deepseek_v3",
-                         .class_name = "DeepseekV3ForCausalLM",
-                         .read_config = read_config,
-                         .make_block = make_block,
-                         .tensor_rules = separate_experts};
+const RegisteredFamily kDeepseekV3({.model_type = "deepseek_v3",
+                                    .class_name = "DeepseekV3ForCausalLM",
+                                    .read_config = read_config,
+                                    .make_block = make_block,
+                                    .tensor_rules = separate_experts});
 
 }  // namespace hotswap

@@ -14,12 +14,11 @@ ModelConfig read_config(const Json& json) {
 
 }  // namespace
 
-extern const Family kFalconMamba;
-const Family kFalconMamba{.model_type = "falcon_mamba",
-                          .class_name = "FalconMambaForCausalLM",
-                          .read_config = read_config,
-                          .make_block = make_mamba1_block,
-                          .tensor_rules = backbone_names,
-                          .module_names = backbone_names};
+const RegisteredFamily kFalconMamba({.model_type = "falcon_mamba",
+                                     .class_name = "FalconMambaForCausalLM",
+                                     .read_config = read_config,
+                                     .make_block = make_mamba1_block,
+                                     .tensor_rules = backbone_names,
+                                     .module_names = backbone_names});
 
 }  // namespace hotswap

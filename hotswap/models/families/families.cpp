@@ -1,19 +1,29 @@
-// The table of families: one line each.
+// The table of families. Each file of this folder registers its own.
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 #include "hotswap/models/family.h"
 
 namespace hotswap {
+namespace {
 
-extern const Family kLlama, kMistral, kMixtral, kQwen2, kQwen2Moe, kQwen3, kQwen3Moe, kGemma, kGemma2, kGemma3, kPhi3,
-    kSmolLM3, kOlmo2, kOlmo3, kOlmoe, kGranite, kDeepseekV2, kDeepseekV3, kGptOss, kLlama4, kMamba, kFalconMamba,
-    kMamba2, kJamba;
+std::vector<const Family*>& registered() {
+  static std::vector<const Family*> all;  // made by whichever file registers first
+  return all;
+}
+
+}  // namespace
+
+RegisteredFamily::RegisteredFamily(Family family) : family_(std::move(family)) { registered().push_back(&family_); }
 
 const std::vector<const Family*>& families() {
-  static const std::vector<const Family*> all = {
-      &kLlama,      &kMistral,    &kMixtral, &kQwen2,   &kQwen2Moe, &kQwen3,       &kQwen3Moe, &kGemma,
-      &kGemma2,     &kGemma3,     &kPhi3,    &kSmolLM3, &kOlmo2,    &kOlmo3,       &kOlmoe,    &kGranite,
-      &kDeepseekV2, &kDeepseekV3, &kGptOss,  &kLlama4,  &kMamba,    &kFalconMamba, &kMamba2,   &kJamba};
-  return all;
+  static const std::vector<const Family*> sorted = [] {
+    std::vector<const Family*> all = registered();
+    std::sort(all.begin(), all.end(),
+              [](const Family* a, const Family* b) { return std::string_view(a->model_type) < b->model_type; });
+    return all;
+  }();
+  return sorted;
 }
 
 const Family& family_of(const Json& config) {

@@ -54,13 +54,12 @@ void gguf_extend(const GgufFile&, const std::string&, nlohmann::ordered_json& co
 
 }  // namespace
 
-extern const Family kGemma;
-const Family kGemma{.model_type = "gemma",
-                    .class_name = "GemmaForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_llama_block,
-                    .gguf_architecture = "gemma",
-                    .gguf_rules = gguf_rules,
-                    .gguf_extend = gguf_extend};
+const RegisteredFamily kGemma({.model_type = "gemma",
+                               .class_name = "GemmaForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_llama_block,
+                               .gguf_architecture = "gemma",
+                               .gguf_rules = gguf_rules,
+                               .gguf_extend = gguf_extend});
 
 }  // namespace hotswap

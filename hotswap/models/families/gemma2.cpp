@@ -86,14 +86,14 @@ void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::orde
 
 }  // namespace
 
-extern const Family kGemma2;
-const Family kGemma2{.model_type = "gemma2",
-                     .class_name = "Gemma2ForCausalLM",
-                     .read_config = read_config,
-                     .make_block = make_block,
-                     .gguf_architecture = "gemma2",
-                     .gguf_rules = gemma2_gguf_rules,
-                     .gguf_reads = {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"},
-                     .gguf_extend = gguf_extend};
+const RegisteredFamily kGemma2({.model_type = "gemma2",
+                                .class_name = "Gemma2ForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .gguf_architecture = "gemma2",
+                                .gguf_rules = gemma2_gguf_rules,
+                                .gguf_reads = {"attention.sliding_window", "attn_logit_softcapping",
+                                               "final_logit_softcapping"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap

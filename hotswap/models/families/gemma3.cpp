@@ -34,14 +34,14 @@ void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::orde
 
 }  // namespace
 
-extern const Family kGemma3;
-const Family kGemma3{.model_type = "gemma3_text",
-                     .class_name = "Gemma3ForCausalLM",
-                     .read_config = read_config,
-                     .make_block = make_block,
-                     .gguf_architecture = "gemma3",
-                     .gguf_rules = gemma2_gguf_rules,
-                     .gguf_reads = {"attention.sliding_window", "final_logit_softcapping", "rope.freq_base_swa"},
-                     .gguf_extend = gguf_extend};
+const RegisteredFamily kGemma3({.model_type = "gemma3_text",
+                                .class_name = "Gemma3ForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .gguf_architecture = "gemma3",
+                                .gguf_rules = gemma2_gguf_rules,
+                                .gguf_reads = {"attention.sliding_window", "final_logit_softcapping",
+                                               "rope.freq_base_swa"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap

@@ -69,12 +69,11 @@ TensorRules module_names(const ModelConfig&) {
 
 }  // namespace
 
-extern const Family kGptOss;
-const Family kGptOss{.model_type = "gpt_oss",
-                     .class_name = "GptOssForCausalLM",
-                     .read_config = read_config,
-                     .make_block = make_block,
-                     .tensor_rules = tensor_rules,
-                     .module_names = module_names};
+const RegisteredFamily kGptOss({.model_type = "gpt_oss",
+                                .class_name = "GptOssForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .tensor_rules = tensor_rules,
+                                .module_names = module_names});
 
 }  // namespace hotswap

@@ -29,16 +29,15 @@ void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::orde
 
 }  // namespace
 
-extern const Family kGranite;
-const Family kGranite{.model_type = "granite",
-                      .class_name = "GraniteForCausalLM",
-                      .read_config = read_config,
-                      .make_block = make_llama_block,
-                      .make_fused_step = make_fused_decoder_step,
-                      .gguf_architecture = "granite",
-                      .gguf_rules = gguf_interleaved_rules,
-                      .gguf_head_dim_is_rotary = true,
-                      .gguf_reads = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"},
-                      .gguf_extend = gguf_extend};
+const RegisteredFamily kGranite({.model_type = "granite",
+                                 .class_name = "GraniteForCausalLM",
+                                 .read_config = read_config,
+                                 .make_block = make_llama_block,
+                                 .make_fused_step = make_fused_decoder_step,
+                                 .gguf_architecture = "granite",
+                                 .gguf_rules = gguf_interleaved_rules,
+                                 .gguf_head_dim_is_rotary = true,
+                                 .gguf_reads = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"},
+                                 .gguf_extend = gguf_extend});
 
 }  // namespace hotswap

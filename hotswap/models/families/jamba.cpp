@@ -118,12 +118,11 @@ TensorRules tensor_rules(const ModelConfig& c) {
 
 }  // namespace
 
-extern const Family kJamba;
-const Family kJamba{.model_type = "jamba",
-                    .class_name = "JambaForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_block,
-                    .tensor_rules = tensor_rules,
-                    .module_names = module_names};
+const RegisteredFamily kJamba({.model_type = "jamba",
+                               .class_name = "JambaForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_block,
+                               .tensor_rules = tensor_rules,
+                               .module_names = module_names});
 
 }  // namespace hotswap

@@ -87,14 +87,13 @@ ModelConfig read_config(const Json& json) {
 
 }  // namespace
 
-extern const Family kLlama;
-const Family kLlama{.model_type = "llama",
-                    .class_name = "LlamaForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_llama_block,
-                    .make_fused_step = make_fused_decoder_step,
-                    .gguf_architecture = "llama",
-                    .gguf_rules = gguf_interleaved_rules,
-                    .gguf_head_dim_is_rotary = true};
+const RegisteredFamily kLlama({.model_type = "llama",
+                               .class_name = "LlamaForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_llama_block,
+                               .make_fused_step = make_fused_decoder_step,
+                               .gguf_architecture = "llama",
+                               .gguf_rules = gguf_interleaved_rules,
+                               .gguf_head_dim_is_rotary = true});
 
 }  // namespace hotswap

@@ -90,11 +90,10 @@ TensorRules module_names(const ModelConfig&) {
 
 }  // namespace
 
-extern const Family kLlama4;
-const Family kLlama4{.model_type = "llama4_text",
-                     .class_name = "Llama4ForCausalLM",
-                     .read_config = read_config,
-                     .make_block = make_block,
-                     .module_names = module_names};
+const RegisteredFamily kLlama4({.model_type = "llama4_text",
+                                .class_name = "Llama4ForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .module_names = module_names});
 
 }  // namespace hotswap

@@ -77,12 +77,11 @@ std::unique_ptr<Block> make_mamba1_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<MambaBlock>(c, std::make_unique<MambaMixer>(mamba_options(c, layer)));
 }
 
-extern const Family kMamba;
-const Family kMamba{.model_type = "mamba",
-                    .class_name = "MambaForCausalLM",
-                    .read_config = read_mamba1_config,
-                    .make_block = make_mamba1_block,
-                    .tensor_rules = backbone_names,
-                    .module_names = backbone_names};
+const RegisteredFamily kMamba({.model_type = "mamba",
+                               .class_name = "MambaForCausalLM",
+                               .read_config = read_mamba1_config,
+                               .make_block = make_mamba1_block,
+                               .tensor_rules = backbone_names,
+                               .module_names = backbone_names});
 
 }  // namespace hotswap

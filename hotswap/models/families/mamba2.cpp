@@ -55,12 +55,11 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kMamba2;
-const Family kMamba2{.model_type = "mamba2",
-                     .class_name = "Mamba2ForCausalLM",
-                     .read_config = read_config,
-                     .make_block = make_block,
-                     .tensor_rules = backbone_names,
-                     .module_names = backbone_names};
+const RegisteredFamily kMamba2({.model_type = "mamba2",
+                                .class_name = "Mamba2ForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .tensor_rules = backbone_names,
+                                .module_names = backbone_names});
 
 }  // namespace hotswap

@@ -21,11 +21,10 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kMistral;
-const Family kMistral{.model_type = "mistral",
-                      .class_name = "MistralForCausalLM",
-                      .read_config = read_config,
-                      .make_block = make_block,
-                      .make_fused_step = make_fused_decoder_step};
+const RegisteredFamily kMistral({.model_type = "mistral",
+                                 .class_name = "MistralForCausalLM",
+                                 .read_config = read_config,
+                                 .make_block = make_block,
+                                 .make_fused_step = make_fused_decoder_step});
 
 }  // namespace hotswap

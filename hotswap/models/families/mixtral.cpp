@@ -32,11 +32,10 @@ TensorRules tensor_rules(const ModelConfig&) {
 
 }  // namespace
 
-extern const Family kMixtral;
-const Family kMixtral{.model_type = "mixtral",
-                      .class_name = "MixtralForCausalLM",
-                      .read_config = read_config,
-                      .make_block = make_block,
-                      .tensor_rules = tensor_rules};
+const RegisteredFamily kMixtral({.model_type = "mixtral",
+                                 .class_name = "MixtralForCausalLM",
+                                 .read_config = read_config,
+                                 .make_block = make_block,
+                                 .tensor_rules = tensor_rules});
 
 }  // namespace hotswap

@@ -61,12 +61,11 @@ TensorRules gguf_rules(const ModelConfig&) {
 
 }  // namespace
 
-extern const Family kOlmo2;
-const Family kOlmo2{.model_type = "olmo2",
-                    .class_name = "Olmo2ForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_olmo2_block,
-                    .gguf_architecture = "olmo2",
-                    .gguf_rules = gguf_rules};
+const RegisteredFamily kOlmo2({.model_type = "olmo2",
+                               .class_name = "Olmo2ForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_olmo2_block,
+                               .gguf_architecture = "olmo2",
+                               .gguf_rules = gguf_rules});
 
 }  // namespace hotswap

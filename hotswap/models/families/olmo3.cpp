@@ -13,10 +13,9 @@ ModelConfig read_config(const Json& json) {
 
 }  // namespace
 
-extern const Family kOlmo3;
-const Family kOlmo3{.model_type = "olmo3",
-                    .class_name = "Olmo3ForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_olmo2_block};
+const RegisteredFamily kOlmo3({.model_type = "olmo3",
+                               .class_name = "Olmo3ForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_olmo2_block});
 
 }  // namespace hotswap

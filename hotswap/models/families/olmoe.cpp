@@ -27,11 +27,10 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kOlmoe;
-const Family kOlmoe{.model_type = "olmoe",
-                    .class_name = "OlmoeForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_block,
-                    .tensor_rules = separate_experts};
+const RegisteredFamily kOlmoe({.model_type = "olmoe",
+                               .class_name = "OlmoeForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_block,
+                               .tensor_rules = separate_experts});
 
 }  // namespace hotswap

@@ -36,13 +36,12 @@ TensorRules module_names(const ModelConfig&) {
 
 }  // namespace
 
-extern const Family kPhi3;
-const Family kPhi3{.model_type = "phi3",
-                   .class_name = "Phi3ForCausalLM",
-                   .read_config = read_config,
-                   .make_block = make_block,
-                   .make_fused_step = make_fused_decoder_step,
-                   .tensor_rules = tensor_rules,
-                   .module_names = module_names};
+const RegisteredFamily kPhi3({.model_type = "phi3",
+                              .class_name = "Phi3ForCausalLM",
+                              .read_config = read_config,
+                              .make_block = make_block,
+                              .make_fused_step = make_fused_decoder_step,
+                              .tensor_rules = tensor_rules,
+                              .module_names = module_names});
 
 }  // namespace hotswap

@@ -20,12 +20,11 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kQwen2;
-const Family kQwen2{.model_type = "qwen2",
-                    .class_name = "Qwen2ForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_block,
-                    .make_fused_step = make_fused_decoder_step,
-                    .gguf_architecture = "qwen2"};
+const RegisteredFamily kQwen2({.model_type = "qwen2",
+                               .class_name = "Qwen2ForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_block,
+                               .make_fused_step = make_fused_decoder_step,
+                               .gguf_architecture = "qwen2"});
 
 }  // namespace hotswap

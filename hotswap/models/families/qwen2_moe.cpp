@@ -40,11 +40,10 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kQwen2Moe;
-const Family kQwen2Moe{.model_type = "qwen2_moe",
-                       .class_name = "Qwen2MoeForCausalLM",
-                       .read_config = read_config,
-                       .make_block = make_block,
-                       .tensor_rules = separate_experts};
+const RegisteredFamily kQwen2Moe({.model_type = "qwen2_moe",
+                                  .class_name = "Qwen2MoeForCausalLM",
+                                  .read_config = read_config,
+                                  .make_block = make_block,
+                                  .tensor_rules = separate_experts});
 
 }  // namespace hotswap

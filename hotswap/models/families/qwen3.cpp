@@ -21,12 +21,11 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kQwen3;
-const Family kQwen3{.model_type = "qwen3",
-                    .class_name = "Qwen3ForCausalLM",
-                    .read_config = read_config,
-                    .make_block = make_block,
-                    .make_fused_step = make_fused_decoder_step,
-                    .gguf_architecture = "qwen3"};
+const RegisteredFamily kQwen3({.model_type = "qwen3",
+                               .class_name = "Qwen3ForCausalLM",
+                               .read_config = read_config,
+                               .make_block = make_block,
+                               .make_fused_step = make_fused_decoder_step,
+                               .gguf_architecture = "qwen3"});
 
 }  // namespace hotswap

@@ -26,11 +26,10 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-extern const Family kQwen3Moe;
-const Family kQwen3Moe{.model_type = "qwen3_moe",
-                       .class_name = "Qwen3MoeForCausalLM",
-                       .read_config = read_config,
-                       .make_block = make_block,
-                       .tensor_rules = separate_experts};
+const RegisteredFamily kQwen3Moe({.model_type = "qwen3_moe",
+                                  .class_name = "Qwen3MoeForCausalLM",
+                                  .read_config = read_config,
+                                  .make_block = make_block,
+                                  .tensor_rules = separate_experts});
 
 }  // namespace hotswap

@@ -28,14 +28,13 @@ ModelConfig read_config(const Json& json) {
 
 }  // namespace
 
-extern const Family kSmolLM3;
-const Family kSmolLM3{.model_type = "smollm3",
-                      .class_name = "SmolLM3ForCausalLM",
-                      .read_config = read_config,
-                      .make_block = make_llama_block,
-                      .make_fused_step = make_fused_decoder_step,
-                      .gguf_architecture = "smollm3",
-                      .gguf_rules = gguf_interleaved_rules,
-                      .gguf_head_dim_is_rotary = true};
+const RegisteredFamily kSmolLM3({.model_type = "smollm3",
+                                 .class_name = "SmolLM3ForCausalLM",
+                                 .read_config = read_config,
+                                 .make_block = make_llama_block,
+                                 .make_fused_step = make_fused_decoder_step,
+                                 .gguf_architecture = "smollm3",
+                                 .gguf_rules = gguf_interleaved_rules,
+                                 .gguf_head_dim_is_rotary = true});
 
 }  // namespace hotswap
