@@ -16,19 +16,19 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-const std::map<std::string, RepoType> kTypes = {{"model", RepoType::kModel},
-                                                {"kernel", RepoType::kKernel},
-                                                {"dataset", RepoType::kDataset},
-                                                {"space", RepoType::kSpace}};
+const std::map<std::string, RepoType> kCacheTypes = {{"model", RepoType::kModel},
+                                                     {"kernel", RepoType::kKernel},
+                                                     {"dataset", RepoType::kDataset},
+                                                     {"space", RepoType::kSpace}};
 
 std::string type_name(RepoType type) {
-  for (const auto& [name, value] : kTypes) {
+  for (const auto& [name, value] : kCacheTypes) {
     if (value == type) return name;
   }
   return "";
 }
 
-struct Flags {
+struct CacheFlags {
   std::vector<std::string> names;
   std::string type;
   bool json = false, dry_run = false, unfinished = false, remove_wrong = false, online = false;
@@ -60,7 +60,7 @@ std::vector<Found> everything() {
 Found find(const std::string& id, const std::string& type) {
   std::vector<Found> hits;
   for (const HubCache& cache : caches()) {
-    for (const auto& [name, value] : kTypes) {
+    for (const auto& [name, value] : kCacheTypes) {
       if (!type.empty() && type != name) continue;
       if (auto repo = list_repo(cache, {value, id})) hits.push_back({cache, std::move(*repo)});
     }
@@ -74,7 +74,7 @@ Found find(const std::string& id, const std::string& type) {
                .next = hits.empty() ? "`hotswap cache ls` lists what is there" : "say which with --type"});
 }
 
-std::vector<Found> selected(const Flags& flags) {
+std::vector<Found> selected(const CacheFlags& flags) {
   if (flags.names.empty()) {
     std::vector<Found> all = everything();
     std::erase_if(
@@ -91,7 +91,7 @@ std::string size_text(int64_t bytes) {
                          : fixed(static_cast<double>(bytes) / 1e6, 1) + " MB";
 }
 
-void list(const Flags& flags) {
+void list(const CacheFlags& flags) {
   const std::vector<Found> all = selected(flags);
   if (flags.json) {
     OutJson out = OutJson::array();
@@ -155,7 +155,7 @@ void add(Removed& sum, Removed one) {
   std::move(one.kept.begin(), one.kept.end(), std::back_inserter(sum.kept));
 }
 
-void verify(const Flags& flags) {
+void verify(const CacheFlags& flags) {
   const std::vector<Found> all = selected(flags);
   int64_t bytes = 0, files = 0, unknown = 0;
   for (const auto& [cache, repo] : all) bytes += repo.bytes;
@@ -199,7 +199,7 @@ void verify(const Flags& flags) {
                                           : "`hotswap cache verify --remove` removes files of wrong content"});
 }
 
-void remove(const Flags& flags) {
+void remove(const CacheFlags& flags) {
   if (flags.names.empty() && !flags.unfinished)
     throw usage_error("rm wants ORG/NAME, ORG/NAME@REVISION or --unfinished");
   const RemoveOptions options{.dry_run = flags.dry_run, .unfinished_s = flags.minutes * 60};
@@ -236,7 +236,7 @@ void remove(const Flags& flags) {
 constexpr const char* kLs = "Repositories, their revisions and sizes, and downloads that never ended";
 constexpr const char* kRm = "Remove repositories, revisions or unfinished downloads; prints what was removed";
 
-void add_common(CLI::App* verb, const std::shared_ptr<Flags>& flags) {
+void add_common(CLI::App* verb, const std::shared_ptr<CacheFlags>& flags) {
   verb->add_option("--type", flags->type, "model, kernel, dataset or space")
       ->check(CLI::IsMember({"model", "kernel", "dataset", "space"}))
       ->capture_default_str();
@@ -244,7 +244,7 @@ void add_common(CLI::App* verb, const std::shared_ptr<Flags>& flags) {
 }
 
 void add_ls(CLI::App& app, const std::string& type, const std::string& help) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<CacheFlags>();
   flags->type = type;
   auto* verb = app.add_subcommand("ls", help);
   verb->add_option("NAME", flags->names, "ORG/NAME; none: everything");
@@ -253,7 +253,7 @@ void add_ls(CLI::App& app, const std::string& type, const std::string& help) {
 }
 
 void add_rm(CLI::App& app, const std::string& type, const std::string& help) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<CacheFlags>();
   flags->type = type;
   auto* verb = app.add_subcommand("rm", help);
   verb->add_option("NAME", flags->names, "ORG/NAME, or ORG/NAME@REVISION: a name or a commit's first 7 digits or more");
@@ -267,7 +267,7 @@ void add_rm(CLI::App& app, const std::string& type, const std::string& help) {
 }
 
 void add_verify(CLI::App& app) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<CacheFlags>();
   auto* verb = app.add_subcommand("verify", "Hash every file and compare with its name; follow every link");
   verb->add_option("NAME", flags->names, "ORG/NAME; none: everything");
   add_common(verb, flags);

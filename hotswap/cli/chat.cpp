@@ -14,7 +14,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-struct Flags {
+struct ChatFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string system;
@@ -23,7 +23,7 @@ struct Flags {
 };
 
 // Unset sampling settings are those of the model's generation_config.json.
-GenerationConfig config_of(const Flags& flags) {
+GenerationConfig chat_config(const ChatFlags& flags) {
   GenerationConfig config = generation_config_of(flags.sampling);
   if (flags.greedy) {
     config.do_sample = false;
@@ -39,8 +39,8 @@ ModelFlags one_sequence(ModelFlags flags) {
 
 class Chat {
  public:
-  explicit Chat(const Flags& flags)
-      : config_(config_of(flags)),
+  explicit Chat(const ChatFlags& flags)
+      : config_(chat_config(flags)),
         source_(one_sequence(located(flags.model))),
         tokenizer_(load_tokenizer(source_)),
         template_(load_chat_template(source_)),
@@ -138,7 +138,7 @@ class Chat {
 void add_chat(CLI::App& app) {
   auto* verb =
       app.add_subcommand("chat", "Talk with a model: a line of stdin is a message, the answer streams to stdout");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ChatFlags>();
   add_model_flags(*verb, flags->model);
   flags->model.device = "auto";
   add_kernel_flags(*verb, flags->kernels);

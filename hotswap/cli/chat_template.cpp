@@ -9,18 +9,18 @@
 namespace hotswap {
 namespace {
 
-struct Flags {
+struct TemplateFlags {
   ModelFlags model;
   std::string template_file, messages = "-", tools, context, name, continue_field;
   bool add_generation_prompt = false, ids = false;
 };
 
-ChatTemplate chosen_template(const Flags& flags) {
+ChatTemplate chosen_template(const TemplateFlags& flags) {
   if (flags.template_file.empty()) return load_chat_template(flags.model);
   return ChatTemplate({{"default", read_file(flags.template_file)}}, nlohmann::ordered_json::object());
 }
 
-void chat_template_verb(const Flags& flags) {
+void chat_template_verb(const TemplateFlags& flags) {
   ChatRequest request = read_chat(flags.messages);
   request.add_generation_prompt = flags.add_generation_prompt;
   if (!flags.tools.empty()) request.tools = Json::read(flags.tools).raw();
@@ -40,7 +40,7 @@ void chat_template_verb(const Flags& flags) {
 
 void add_chat_template(CLI::App& app) {
   auto* verb = app.add_subcommand("chat-template", "Messages to the text that a model's chat template makes of them");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TemplateFlags>();
   auto* source = verb->add_option_group("source");
   source->add_option("--model,model", flags->model.model, "Folder of the model, a .gguf file, or org/name on the Hub")
       ->type_name("DIR|ID");

@@ -15,12 +15,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Flags {
+struct DownloadFlags {
   std::string model, type = "model", revision = "main", gguf_file;
   std::vector<std::string> include, exclude;
 };
 
-const std::map<std::string, RepoType> kTypes = {
+const std::map<std::string, RepoType> kDownloadTypes = {
     {"model", RepoType::kModel}, {"dataset", RepoType::kDataset}, {"space", RepoType::kSpace}};
 
 std::string some_of(const std::vector<TreeEntry>& files) {
@@ -51,7 +51,8 @@ std::vector<std::string> lacking_weights(const fs::path& folder, const std::stri
   return {lacking.begin(), lacking.end()};
 }
 
-void require(const Flags& flags, const std::vector<std::string>& lacking, const std::string& has, const char* next) {
+void require(const DownloadFlags& flags, const std::vector<std::string>& lacking, const std::string& has,
+             const char* next) {
   if (lacking.empty()) return;
   throw Error({.kind = ErrorKind::kNotFound,
                .wanted = cat(join(lacking), " in ", flags.model, "@", flags.revision),
@@ -60,7 +61,7 @@ void require(const Flags& flags, const std::vector<std::string>& lacking, const 
 }
 
 // What this host reads of a model.
-fs::path download_model(const Flags& flags) {
+fs::path download_model(const DownloadFlags& flags) {
   const auto gguf = flags.gguf_file.empty() ? std::nullopt : std::optional(flags.gguf_file);
   fs::path folder = model_folder(flags.model, flags.revision, gguf);
   if (fs::is_regular_file(folder)) return folder;  // org/name:Q4_K_M
@@ -76,9 +77,9 @@ fs::path download_model(const Flags& flags) {
 }
 
 // The files that --include and --exclude choose, of any type of repository.
-fs::path download_files(const Flags& flags) {
+fs::path download_files(const DownloadFlags& flags) {
   Hub hub(HubOptions::from_env());
-  const Repo repo{kTypes.at(flags.type), flags.model};
+  const Repo repo{kDownloadTypes.at(flags.type), flags.model};
   check_repo(repo);
   const auto lacking = [&](const std::vector<TreeEntry>& files) {
     std::vector<std::string> without;
@@ -101,7 +102,7 @@ fs::path download_files(const Flags& flags) {
 void add_download(CLI::App& app) {
   auto* verb = app.add_subcommand("download", "Download a repository of the Hub and print its folder");
   verb->alias("pull");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DownloadFlags>();
   verb->add_option("--model,model", flags->model,
                    "org/name; of a model: configuration, tokenizer and weights as safetensors")
       ->required();

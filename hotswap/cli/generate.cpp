@@ -12,7 +12,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-struct Flags {
+struct GenerateFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string prompt, ids, messages;
@@ -21,13 +21,13 @@ struct Flags {
 };
 
 // Greedy unless a sampler flag is present, whatever do_sample in generation_config.json is.
-GenerationConfig config_of(const Flags& flags) {
+GenerationConfig config_of(const GenerateFlags& flags) {
   GenerationConfig config = generation_config_of(flags.sampling);
   config.do_sample = config.do_sample.value_or(false);
   return config;
 }
 
-Rows prompt_rows(const Flags& flags, const ModelFlags& source, const Tokenizer* tokenizer, int64_t vocab) {
+Rows prompt_rows(const GenerateFlags& flags, const ModelFlags& source, const Tokenizer* tokenizer, int64_t vocab) {
   if (!flags.ids.empty()) return read_rows(flags.ids, vocab);
   if (!flags.messages.empty()) {
     ChatRequest request = read_chat(flags.messages);
@@ -79,7 +79,7 @@ OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts, bool o
   return out;
 }
 
-void generate_verb(const Flags& flags) {
+void generate_verb(const GenerateFlags& flags) {
   std::optional<Tokenizer> tokenizer;
   ModelFlags source = located(flags.model);
   source.few_rows = true;
@@ -122,7 +122,7 @@ void generate_verb(const Flags& flags) {
 
 void add_generate(CLI::App& app) {
   auto* verb = app.add_subcommand("generate", "Continue a prompt");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<GenerateFlags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);
   auto* what = verb->add_option_group("what");

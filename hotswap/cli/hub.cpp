@@ -25,10 +25,10 @@ struct MirrorFlags {
   std::string type = "kernel", project;
 };
 
-const std::map<std::string, RepoType> kTypes = {{"kernel", RepoType::kKernel},
-                                                {"model", RepoType::kModel},
-                                                {"dataset", RepoType::kDataset},
-                                                {"space", RepoType::kSpace}};
+const std::map<std::string, RepoType> kHubTypes = {{"kernel", RepoType::kKernel},
+                                                   {"model", RepoType::kModel},
+                                                   {"dataset", RepoType::kDataset},
+                                                   {"space", RepoType::kSpace}};
 
 void mirror(const MirrorFlags& flags) {
   const Project project = flags.project.empty() ? Project::current() : Project::read(flags.project);
@@ -37,8 +37,8 @@ void mirror(const MirrorFlags& flags) {
   for (size_t i = 0; i + 1 < flags.words.size(); ++i) {
     const std::string& word = flags.words[i];
     const size_t at = std::min(word.find('@'), word.size());
-    wishes.push_back(
-        {.repo = {kTypes.at(flags.type), word.substr(0, at)}, .revision = at < word.size() ? word.substr(at + 1) : ""});
+    wishes.push_back({.repo = {kHubTypes.at(flags.type), word.substr(0, at)},
+                      .revision = at < word.size() ? word.substr(at + 1) : ""});
   }
   for (MirrorWish& wish : locked_wishes(project)) wishes.push_back(std::move(wish));
   if (wishes.empty()) throw usage_error("mirror wants ORG/NAME... DIR, or --project with a kernels.lock and DIR");

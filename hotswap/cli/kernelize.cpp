@@ -7,14 +7,14 @@
 namespace hotswap {
 namespace {
 
-struct Flags {
+struct KernelizeFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string mode = "INFERENCE";
   bool json = false;
 };
 
-void kernelize_verb(const Flags& flags) {
+void kernelize_verb(const KernelizeFlags& flags) {
   const Mode mode = Mode::parse(flags.mode);
   // Whom --attn-implementation may name; layers are swapped below, in the mode that is asked for.
   check_one_attention(flags.model, flags.kernels);
@@ -33,7 +33,7 @@ void kernelize_verb(const Flags& flags) {
 void add_kernelize(CLI::App& app) {
   auto* verb = app.add_subcommand(
       "kernelize", "Say which kernel each layer would run, and why; runs no layer, but loads what --kernel names");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<KernelizeFlags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);
   verb->add_option("--mode", flags->mode, "INFERENCE or TRAINING, with |TORCH_COMPILE for capture-safe kernels")

@@ -15,12 +15,12 @@ namespace {
 
 namespace fs = std::filesystem;
 
-struct Flags {
+struct MergeFlags {
   ModelFlags model;
   std::string out;
 };
 
-void check_free(const fs::path& target) {
+void check_merge_target(const fs::path& target) {
   if (!fs::exists(fs::symlink_status(target))) return;
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "a folder to write that does not exist yet",
@@ -39,10 +39,10 @@ void copy_as_they_are(const fs::path& from, const fs::path& to) {
     write_file(to / "additional_chat_templates" / entry.path().filename(), read_file(entry.path()));
 }
 
-void merge_verb(const Flags& flags) {
+void merge_verb(const MergeFlags& flags) {
   fs::path out = fs::path(flags.out).lexically_normal();
   if (out.filename().empty()) out = out.parent_path();  // "out/"
-  check_free(out);                                      // before the model is read
+  check_merge_target(out);                              // before the model is read
   const Staged folder(out);
   fs::create_directories(folder.path());
   const ModelFlags source = located(flags.model);
@@ -57,7 +57,7 @@ void merge_verb(const Flags& flags) {
   model->merge_and_unload();
   model->save_pretrained(folder.path());
   copy_as_they_are(model->source(), folder.path());
-  check_free(out);
+  check_merge_target(out);
   folder.commit();
   std::printf("%s: %s with %s merged into its weights\n", out.c_str(), flags.model.model.c_str(), name.c_str());
 }
@@ -69,7 +69,7 @@ void add_merge(CLI::App& app) {
       "merge",
       "Write a model whose weights have a LoRA adapter of peft in them: a folder of safetensors with the model's\n"
       "config and tokenizer, as merge_and_unload() and save_pretrained() write it. Quantised weights become plain.");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<MergeFlags>();
   verb->add_option("--model,model", flags->model.model, "Folder of the model, or org/name on the Hub")
       ->required()
       ->type_name("DIR|ID");

@@ -17,7 +17,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-struct Flags {
+struct QuantizeFlags {
   std::string model, out, text;
   QuantizeOptions options;
   int64_t max_tokens = 2048;
@@ -81,7 +81,7 @@ void print_text(const QuantizeReport& report, const std::optional<Losses>& losse
   }
 }
 
-void print_json(const QuantizeReport& report, const std::optional<Losses>& losses, const Flags& flags) {
+void print_json(const QuantizeReport& report, const std::optional<Losses>& losses, const QuantizeFlags& flags) {
   OutJson tensors = OutJson::array();
   for (const QuantizedTensor& tensor : report.tensors) {
     tensors.push_back({{"name", tensor.name},
@@ -99,7 +99,7 @@ void print_json(const QuantizeReport& report, const std::optional<Losses>& losse
 
 // Both by their own tokenizers and configs, and in float32: in 16 bits the products' own rounding changes a loss by
 // more than q8_0 does.
-Losses losses_of(const std::string& before, const Flags& flags) {
+Losses losses_of(const std::string& before, const QuantizeFlags& flags) {
   const auto score = [&](const std::string& model) {
     const ModelFlags source{.model = model, .dtype = "float32"};
     const Rows rows = read_text_row(flags.text, load_tokenizer(source), flags.max_tokens);
@@ -116,7 +116,7 @@ Losses losses_of(const std::string& before, const Flags& flags) {
 }
 
 // Before the work that it would waste.
-void check_text(const std::string& model, const Flags& flags) {
+void check_text(const std::string& model, const QuantizeFlags& flags) {
   const Rows rows = read_text_row(flags.text, load_tokenizer({.model = model}), flags.max_tokens);
   if (rows[0].size() >= 2) return;
   throw Error({.kind = ErrorKind::kInvalidArgument,
@@ -125,7 +125,7 @@ void check_text(const std::string& model, const Flags& flags) {
                .next = "give a longer text"});
 }
 
-void quantize_verb(const Flags& flags) {
+void quantize_verb(const QuantizeFlags& flags) {
   const ModelFlags source = located({.model = flags.model, .revision = flags.options.revision});
   if (!flags.text.empty()) check_text(source.model, flags);
   QuantizeOptions options = flags.options;
@@ -152,7 +152,7 @@ void quantize_verb(const Flags& flags) {
 void add_quantize(CLI::App& app) {
   auto* verb =
       app.add_subcommand("quantize", "Write a quantised copy of a model, and say what that did to its weights");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<QuantizeFlags>();
   verb->add_option("--model,model", flags->model, "Folder of the model with plain weights, or org/name on the Hub")
       ->required()
       ->type_name("DIR|ID");

@@ -14,7 +14,7 @@
 namespace hotswap {
 namespace {
 
-struct Flags {
+struct ScoreFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string text, ids, logits_out;
@@ -39,7 +39,7 @@ void check_rows(const Rows& rows, bool want_logits) {
   }
 }
 
-void score_verb(const Flags& flags) {
+void score_verb(const ScoreFlags& flags) {
   const ModelFlags source = located(flags.model);
   const auto model = load_model(source, flags.kernels);
   const Rows rows = flags.ids.empty() ? read_text_row(flags.text, load_tokenizer(source), flags.max_tokens)
@@ -65,7 +65,7 @@ void score_verb(const Flags& flags) {
 
 void add_score(CLI::App& app) {
   auto* verb = app.add_subcommand("score", "The model's loss on a text: mean next-token cross-entropy");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ScoreFlags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);
   auto* what = verb->add_option_group("what");

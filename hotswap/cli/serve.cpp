@@ -1,5 +1,4 @@
 #include <signal.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -19,7 +18,7 @@ namespace {
 
 constexpr int64_t kPrefixTokens = 16384;
 
-struct Flags {
+struct ServeFlags {
   ModelFlags model;
   KernelFlags kernels;
   serve::ServerOptions server{.port = 8000};
@@ -59,7 +58,7 @@ int64_t model_length(const CausalLM& model, int64_t limit) {
 
 // On a GPU, unless a flag names another: rows of different length are read by the bundled kernel as far as each goes.
 // Steps of few rows run in kernels of whole layers all the same.
-void use_bundled_attention(const Flags& flags, CausalLM& model) {
+void use_bundled_attention(const ServeFlags& flags, CausalLM& model) {
   if (!model.device().is_cuda() || !flags.kernels.any() || !flags.model.attention.empty()) return;
   const auto config = kernel_config_of(flags.kernels);
   const auto names_it = [](const auto& row) { return row.first == "attention"; };
@@ -69,7 +68,7 @@ void use_bundled_attention(const Flags& flags, CausalLM& model) {
   model.set_attn_implementation("hotswap/attention");
 }
 
-serve::ServedModel loaded(const Flags& flags) {
+serve::ServedModel loaded(const ServeFlags& flags) {
   const ModelFlags source = located(flags.model);
   serve::ServedModel served{.model = load_model(source, flags.kernels),
                             .tokenizer = load_tokenizer(source),
@@ -82,14 +81,6 @@ serve::ServedModel loaded(const Flags& flags) {
   }
   served.max_model_len = model_length(*served.model, flags.max_model_len);
   return served;
-}
-
-// A connection is an open file.
-void allow_many_open_files() {
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
-  files.rlim_cur = files.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
 // The first signal lets requests end; the second, or the end of that time, ends them.
@@ -109,7 +100,7 @@ void wait_and_drain(serve::Server& server, const sigset_t& ends, double drain_s)
   }
 }
 
-serve::ServerOptions options_of(const Flags& flags) {
+serve::ServerOptions options_of(const ServeFlags& flags) {
   serve::ServerOptions options = flags.server;
   if (!flags.api_key_file.empty()) {
     for (std::string& key : keys_in(flags.api_key_file)) options.api_keys.push_back(std::move(key));
@@ -130,7 +121,7 @@ serve::ServerOptions options_of(const Flags& flags) {
   return options;
 }
 
-void serve_verb(const Flags& flags) {
+void serve_verb(const ServeFlags& flags) {
   serve::ServerOptions options = options_of(flags);
   // Blocked before any thread starts, because threads inherit it; so the signal waits for sigtimedwait.
   sigset_t ends;
@@ -161,7 +152,7 @@ void serve_verb(const Flags& flags) {
   server.stop();
 }
 
-void add_server_flags(CLI::App& verb, Flags& flags) {
+void add_server_flags(CLI::App& verb, ServeFlags& flags) {
   serve::ServerOptions& server = flags.server;
   verb.add_option("--host", server.host, "Address to listen on; another than the loopback needs a key")
       ->capture_default_str();
@@ -186,7 +177,7 @@ void add_server_flags(CLI::App& verb, Flags& flags) {
       ->capture_default_str();
 }
 
-void add_engine_flags(CLI::App& verb, Flags& flags) {
+void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   serve::EngineOptions& engine = flags.server.engine;
   verb.add_option("--rows", engine.rows, "Sequences that run at the same time")
       ->check(CLI::Range(1, 1024))
@@ -226,7 +217,7 @@ void add_serve(CLI::App& app) {
       "serve",
       "Answer OpenAI's protocol for a model: /v1/chat/completions, /v1/completions, /v1/models. The first line of\n"
       "stdout is its address. More in docs/serving.md.");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ServeFlags>();
   add_model_flags(*verb, flags->model);
   flags->model.device = "auto";
   verb->add_flag("--random-weights", flags->model.random_weights,

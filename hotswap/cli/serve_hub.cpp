@@ -1,5 +1,4 @@
 #include <signal.h>
-#include <sys/resource.h>
 
 #include <cstdio>
 #include <memory>
@@ -7,6 +6,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/http/listen.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/serve/server.h"
 #include "hotswap/hub/serve/trusted_proxies.h"
@@ -14,7 +14,7 @@
 namespace hotswap {
 namespace {
 
-struct Flags {
+struct ServeHubFlags {
   HubServerOptions server{.port = 8080};
   std::string folder, certificate, key, token_file;
   bool quiet = false, prepare = false;
@@ -41,15 +41,7 @@ std::string token_in(const std::string& file) {
                .next = "write it there, for example with `openssl rand -hex 24`"});
 }
 
-// A connection is an open file, and a file on its way another.
-void allow_many_open_files() {
-  rlimit files{};
-  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
-  files.rlim_cur = files.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &files);
-}
-
-void serve_hub_verb(const Flags& flags) {
+void serve_hub_verb(const ServeHubFlags& flags) {
   if (flags.certificate.empty() != flags.key.empty()) throw usage_error("--certificate and --key belong together");
   HubServerOptions options = flags.server;
   options.folder = flags.folder;
@@ -85,7 +77,7 @@ void add_serve_hub(CLI::App& app) {
       "internet. Prints its address on stdout. DIR/kernels/ORG/NAME/v1 is a built package, or a link to one,\n"
       "DIR/models/ORG/NAME/main a model; DIR/trusted_publishers.txt names the ORGs whose kernels\n"
       "clients may run unasked. More in docs/formats.md.");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ServeHubFlags>();
   verb->add_option("DIR", flags->folder, "the folder to serve")->required();
   verb->add_option("--host", flags->server.host, "address to listen on")->capture_default_str();
   verb->add_option("--port", flags->server.port, "0: any free one")->check(CLI::Range(0, 65535))->capture_default_str();

@@ -12,7 +12,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-struct Flags {
+struct TokenizeFlags {
   ModelFlags model;
   bool decode = false, no_special = false, json = false, pair = false, overflowing = false;
   int64_t max_length = 0, stride = 0, multiple_of = 0, threads = 1;
@@ -41,7 +41,7 @@ std::vector<int64_t> read_ids_line(const std::string& line, int64_t number) {
   return ids;
 }
 
-OutJson shown(const Encoding& encoding, const Flags& flags) {
+OutJson shown(const Encoding& encoding, const TokenizeFlags& flags) {
   OutJson out = {{"ids", encoding.ids}, {"tokens", encoding.tokens}, {"offsets", encoding.offsets}};
   if (flags.pair) out["type_ids"] = encoding.type_ids;
   if (!flags.padding.empty()) out["attention_mask"] = encoding.attention_mask;
@@ -51,7 +51,7 @@ OutJson shown(const Encoding& encoding, const Flags& flags) {
   return out;
 }
 
-void print_encoding(const Encoding& encoding, const Flags& flags) {
+void print_encoding(const Encoding& encoding, const TokenizeFlags& flags) {
   if (flags.json) {
     std::cout << shown(encoding, flags).dump(-1, ' ', false, OutJson::error_handler_t::replace) << '\n';
   } else {
@@ -62,7 +62,7 @@ void print_encoding(const Encoding& encoding, const Flags& flags) {
 Side side_of(const std::string& name) { return name == "left" ? Side::kLeft : Side::kRight; }
 
 // The token to pad with: of the tokenizer's own padding, else its pad_token.
-Padding padding_of(const Flags& flags, const Tokenizer& tokenizer) {
+Padding padding_of(const TokenizeFlags& flags, const Tokenizer& tokenizer) {
   Padding padding = tokenizer.padding().value_or(Padding{});
   if (!tokenizer.padding()) {
     const auto pad = tokenizer.special_ids().pad;
@@ -82,7 +82,7 @@ Padding padding_of(const Flags& flags, const Tokenizer& tokenizer) {
   return padding;
 }
 
-EncodeOptions options_of(const Flags& flags, const Tokenizer& tokenizer) {
+EncodeOptions encode_options(const TokenizeFlags& flags, const Tokenizer& tokenizer) {
   using Strategy = Truncation::Strategy;
   EncodeOptions options;
   options.add_special_tokens = !flags.no_special;
@@ -101,8 +101,8 @@ EncodeOptions options_of(const Flags& flags, const Tokenizer& tokenizer) {
 }
 
 // `first`: the number of the first of these lines.
-void encode_lines(const std::vector<std::string>& lines, int64_t first, const Tokenizer& tokenizer, const Flags& flags,
-                  const EncodeOptions& options) {
+void encode_lines(const std::vector<std::string>& lines, int64_t first, const Tokenizer& tokenizer,
+                  const TokenizeFlags& flags, const EncodeOptions& options) {
   std::vector<std::string_view> texts(lines.begin(), lines.end());
   std::vector<Tokenizer::TextPair> pairs;
   for (size_t i = 0; flags.pair && i < texts.size(); ++i) {
@@ -120,22 +120,22 @@ void encode_lines(const std::vector<std::string>& lines, int64_t first, const To
 }
 
 // The whole conversation as one text, which has its special tokens already.
-void encode_messages(const Tokenizer& tokenizer, const Flags& flags) {
+void encode_messages(const Tokenizer& tokenizer, const TokenizeFlags& flags) {
   ChatRequest request = read_chat(flags.messages);
   request.add_generation_prompt = flags.add_generation_prompt;
-  EncodeOptions options = options_of(flags, tokenizer);
+  EncodeOptions options = encode_options(flags, tokenizer);
   options.add_special_tokens = false;
   const std::string text = load_chat_template(flags.model).render(request);
   print_encoding(tokenizer.encode(text, options), flags);
 }
 
-void tokenize_verb(const Flags& flags) {
+void tokenize_verb(const TokenizeFlags& flags) {
   const Tokenizer tokenizer = load_tokenizer(flags.model);
   if (!flags.messages.empty()) {
     encode_messages(tokenizer, flags);
     return;
   }
-  const EncodeOptions options = options_of(flags, tokenizer);
+  const EncodeOptions options = encode_options(flags, tokenizer);
   const bool batch = !flags.padding.empty() || flags.threads != 1;  // padding has to wait for the longest line
   std::vector<std::string> lines;
   int64_t number = 0;
@@ -160,7 +160,7 @@ void tokenize_verb(const Flags& flags) {
 
 void add_tokenize(CLI::App& app) {
   auto* verb = app.add_subcommand("tokenize", "Lines of stdin, or messages, to token ids, or ids back to text");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TokenizeFlags>();
   add_tokenizer_flags(*verb, flags->model);
   auto* decode =
       verb->add_flag("--decode", flags->decode, "Each line contains ids: separated by spaces, or a JSON list");

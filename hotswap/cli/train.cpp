@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using OutJson = nlohmann::ordered_json;
 
-struct Flags {
+struct TrainFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string train_file, eval_file, arguments_file;
@@ -36,7 +36,7 @@ OutJson value_of(const std::string& text) {
   return value.is_discarded() ? OutJson(text) : value;
 }
 
-TrainingArguments arguments_of(const Flags& flags) {
+TrainingArguments arguments_of(const TrainFlags& flags) {
   TrainingArguments arguments;
   if (!flags.arguments_file.empty()) {
     arguments = training_arguments_from(Json::read(flags.arguments_file), {}, ArgumentsAre::kPart);
@@ -61,7 +61,7 @@ void check_free(const fs::path& output) {
                .next = "name another one, or remove it; a run is not resumed"});
 }
 
-ModelFlags source_of(const Flags& flags, const TrainingArguments& arguments) {
+ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments) {
   ModelFlags source = located(flags.model);
   source.packed = "off";
   if (arguments.use_cpu) source.device = "cpu";
@@ -74,14 +74,14 @@ ModelFlags source_of(const Flags& flags, const TrainingArguments& arguments) {
   return source;
 }
 
-TrainFileOptions file_options(const Flags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
+TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
   const SpecialIds& special = tokenizer.special_ids();
   return {.max_length = flags.max_length,
           .chat = find_chat_template(source),
           .pad_id = special.pad.value_or(special.eos.value_or(0))};
 }
 
-void train_verb(const Flags& flags) {
+void train_verb(const TrainFlags& flags) {
   const TrainingArguments arguments = arguments_of(flags);
   const fs::path output = arguments.output_dir;
   check_free(output);  // before anything is read
@@ -150,7 +150,7 @@ void add_train(CLI::App& app) {
       "train",
       "Fine-tune a model on a file: the curve of transformers' Trainer for the same arguments. Writes the model,\n"
       "trainer_state.json with the log, and checkpoints into --output-dir");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<TrainFlags>();
   verb->add_option("--model,model", flags->model.model, "Folder of the model, or org/name on the Hub")
       ->required()
       ->type_name("DIR|ID");

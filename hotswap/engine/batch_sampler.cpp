@@ -29,20 +29,20 @@
 namespace hotswap {
 namespace {
 
-constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kExcluded = -std::numeric_limits<double>::infinity();
 constexpr int64_t kScoresAtOnce = int64_t{1} << 23;  // a draw has several tensors of eight bytes a score
 constexpr int kKeyBits = 32;
 
 using Rows = TokenCounts::Rows;
 
 // How tokens are chosen. Rows of one kind are drawn in one call, so that a row runs the same whatever the others are.
-enum class Draw { kArgmax, kOfAll, kOfTopK, kOfTopP };
-constexpr Draw kDraws[] = {Draw::kArgmax, Draw::kOfAll, Draw::kOfTopK, Draw::kOfTopP};
+enum class DrawKind { kArgmax, kOfAll, kOfTopK, kOfTopP };
+constexpr DrawKind kDraws[] = {DrawKind::kArgmax, DrawKind::kOfAll, DrawKind::kOfTopK, DrawKind::kOfTopP};
 
-Draw draw_of(const RowSampling& s, int64_t vocab) {
-  if (s.temperature < kArgmaxTemperature) return Draw::kArgmax;
-  if (s.top_k > 0 && s.top_k < vocab) return Draw::kOfTopK;  // and top_p of those
-  return s.top_p < 1 ? Draw::kOfTopP : Draw::kOfAll;
+DrawKind draw_of(const RowSampling& s, int64_t vocab) {
+  if (s.temperature < kArgmaxTemperature) return DrawKind::kArgmax;
+  if (s.top_k > 0 && s.top_k < vocab) return DrawKind::kOfTopK;  // and top_p of those
+  return s.top_p < 1 ? DrawKind::kOfTopP : DrawKind::kOfAll;
 }
 
 // A number of each row, on the scores' device: [rows, 1] float64.
@@ -85,13 +85,13 @@ Tensor without_ends(const Rows& rows, const Tensor& scores) {
     for (const int64_t id : rows[i]->settings->ends) elements.add(i, id, scores);
   }
   if (elements.flat.empty()) return scores;
-  const Tensor others = scores.reshape({-1}).index_fill(0, elements.on(scores), kMinusInfinity).view(scores.sizes());
-  return at::where(others.amax(1, /*keepdim=*/true) > kMinusInfinity, others, scores);
+  const Tensor others = scores.reshape({-1}).index_fill(0, elements.on(scores), kExcluded).view(scores.sizes());
+  return at::where(others.amax(1, /*keepdim=*/true) > kExcluded, others, scores);
 }
 
 // As draw_weight(): [rows, n] float32 -> int64. best: [rows, 1]
 Tensor weights_of(const Tensor& scores, const Tensor& best) {
-  const Tensor exponent = at::nan_to_num(scores - best, /*nan=*/kMinusInfinity).to(at::kDouble);
+  const Tensor exponent = at::nan_to_num(scores - best, /*nan=*/kExcluded).to(at::kDouble);
   return at::exp(exponent).mul(kMaxWeight).round().to(at::kLong);
 }
 
@@ -152,8 +152,8 @@ Cut nucleus(const Tensor& scores, const Tensor& weights, const Tensor& top_p) {
 }
 
 // scores: [rows, vocab] float32, of rows that are drawn alike -> [rows] int64
-Tensor drawn(Draw draw, const Rows& rows, const Tensor& scores) {
-  if (draw == Draw::kArgmax) return at::argmax(scores, 1);
+Tensor drawn(DrawKind draw, const Rows& rows, const Tensor& scores) {
+  if (draw == DrawKind::kArgmax) return at::argmax(scores, 1);
   const auto number = [&](const auto& of) { return column(rows, scores, of); };
   const Tensor scale = number([](const DrawRow& row) { return 1 / row.settings->temperature; }).to(at::kFloat);
   const Tensor scaled = scores * scale, best = scaled.amax(1, /*keepdim=*/true);
@@ -161,8 +161,8 @@ Tensor drawn(Draw draw, const Rows& rows, const Tensor& scores) {
   const Tensor smallest = best + log_min_p;  // of min_p 0: minus infinity
   Tensor weights = at::where(scaled >= smallest, weights_of(scaled, best), 0);
   const Tensor top_p = number([](const DrawRow& row) { return row.settings->top_p; });
-  if (draw == Draw::kOfTopK) weights = kept(weights, scaled, best_ones(rows, scaled, best, smallest, top_p));
-  if (draw == Draw::kOfTopP) weights = kept(weights, scaled, nucleus(scaled, weights, top_p));
+  if (draw == DrawKind::kOfTopK) weights = kept(weights, scaled, best_ones(rows, scaled, best, smallest, top_p));
+  if (draw == DrawKind::kOfTopP) weights = kept(weights, scaled, nucleus(scaled, weights, top_p));
   const Tensor sums = weights.cumsum(1), total = sums.narrow(1, sums.size(1) - 1, 1);
   const Tensor uniform =
       number([](const DrawRow& row) { return uniform_draw(row.settings->seed, static_cast<uint64_t>(row.length)); });
@@ -271,7 +271,7 @@ Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logit
               [&](const Rows& own, const Tensor& part) { return sample_(part, sample_settings(own, part.device())); });
   } else {
     const int64_t vocab = scores.size(1), at_once = std::max<int64_t>(1, kScoresAtOnce / vocab);
-    for (const Draw draw : kDraws) {
+    for (const DrawKind draw : kDraws) {
       draw_into(
           ids, rows, scores, static_cast<size_t>(at_once),
           [&](const DrawRow& row) { return draw_of(*row.settings, vocab) == draw; },

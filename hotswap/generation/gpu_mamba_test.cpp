@@ -17,7 +17,7 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at::ScalarType dtype = at::kFloat) {
+std::shared_ptr<CausalLM> tiny_mamba(const std::string& family, at::Device device, at::ScalarType dtype = at::kFloat) {
   const nlohmann::ordered_json config = {{"model_type", family},    {"vocab_size", 50},
                                          {"hidden_size", 32},       {"num_hidden_layers", 2},
                                          {"intermediate_size", 64}, {"num_attention_heads", 4},
@@ -33,9 +33,9 @@ std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at:
   return model;
 }
 
-const at::Device gpu = test_support::gpu();
+const at::Device mamba_gpu = test_support::gpu();
 
-double apart(const Tensor& got, const Tensor& want) {
+double relative_difference(const Tensor& got, const Tensor& want) {
   const Tensor a = got.detach().to(at::kCPU, at::kDouble), b = want.detach().to(at::kCPU, at::kDouble);
   return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
 }
@@ -63,7 +63,7 @@ class MambaOnGpu : public test_support::OnGpu<testing::TestWithParam<const char*
 
 // Random weights of this size leave no two logits nearly equal, so that the ids are the same for every rounding.
 TEST_P(MambaOnGpu, GeneratesWhatTheCpuGenerates) {
-  const auto here = tiny(GetParam(), at::kCPU), there = tiny(GetParam(), gpu);
+  const auto here = tiny_mamba(GetParam(), at::kCPU), there = tiny_mamba(GetParam(), mamba_gpu);
   for (const bool kernels : {false, true}) {
     if (kernels) expect_served(there->kernelize(Mode::of_training(false)), false);
     for (const char* cache : {"dynamic", "static"}) {
@@ -91,13 +91,13 @@ TEST_P(MambaOnGpu, LogitsOfAPromptAndOfAStepBehindIt) {
     const Tensor prompt = model({.input_ids = ids, .cache = cache.get()}).logits;
     return std::pair(prompt, model({.input_ids = ids.narrow(1, 0, 1), .cache = cache.get()}).logits);
   };
-  const auto here = tiny(GetParam(), at::kCPU), there = tiny(GetParam(), gpu);
+  const auto here = tiny_mamba(GetParam(), at::kCPU), there = tiny_mamba(GetParam(), mamba_gpu);
   const auto [prompt, step] = logits_of(*here);
   for (const bool kernels : {false, true}) {
     if (kernels) there->kernelize(Mode::of_training(false));
     const auto [got_prompt, got_step] = logits_of(*there);
-    EXPECT_LE(apart(got_prompt, prompt), 1e-5) << "kernels " << kernels;
-    EXPECT_LE(apart(got_step, step), 1e-5) << "kernels " << kernels;
+    EXPECT_LE(relative_difference(got_prompt, prompt), 1e-5) << "kernels " << kernels;
+    EXPECT_LE(relative_difference(got_step, step), 1e-5) << "kernels " << kernels;
   }
 }
 
@@ -112,14 +112,14 @@ TEST_P(MambaOnGpu, ATrainingStep) {
     for (const Tensor& p : model.parameters()) grads.push_back(p.grad());
     return grads;
   };
-  const auto here = tiny(GetParam(), at::kCPU), there = tiny(GetParam(), gpu);
+  const auto here = tiny_mamba(GetParam(), at::kCPU), there = tiny_mamba(GetParam(), mamba_gpu);
   expect_served(there->kernelize(Mode::of_training(true)), true);
   const std::vector<Tensor> want = grads_of(*here), got = grads_of(*there);
   ASSERT_EQ(got.size(), want.size());
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_EQ(got[i].defined(), want[i].defined()) << i;
     if (!want[i].defined()) continue;  // an expert that no token came to
-    EXPECT_LE(apart(got[i], want[i]), 1e-4) << "parameter " << i << " of " << want[i].sizes();
+    EXPECT_LE(relative_difference(got[i], want[i]), 1e-4) << "parameter " << i << " of " << want[i].sizes();
   }
 }
 

@@ -26,8 +26,8 @@ namespace {
 
 using Ids = std::vector<int64_t>;
 
-std::shared_ptr<CausalLM> tiny(at::Device device, at::ScalarType dtype = at::kFloat, int64_t head_dim = 16,
-                               const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) {
+std::shared_ptr<CausalLM> tiny_on(at::Device device, at::ScalarType dtype = at::kFloat, int64_t head_dim = 16,
+                                  const nlohmann::ordered_json& more = nlohmann::ordered_json::object()) {
   nlohmann::ordered_json config = {{"model_type", "qwen3"},
                                    {"vocab_size", 50},
                                    {"hidden_size", 32},
@@ -55,7 +55,7 @@ class OnGpu : public test_support::OnGpu<> {
 
 // Random weights of this size leave no two logits nearly equal, so that the ids are the same for every rounding.
 TEST_F(OnGpu, GeneratesWhatTheCpuGenerates) {
-  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
+  const auto here = tiny_on(at::kCPU), there = tiny_on(test_support::gpu());
   for (const bool kernels : {false, true}) {
     if (kernels) {
       EXPECT_GT(there->kernelize(Mode::of_training(false)).bound(), 0);
@@ -84,8 +84,8 @@ TEST_F(OnGpu, FrequenciesThatDependOnTheLengthAreChosenInTheGraph) {
     const nlohmann::ordered_json more = {{"rope_scaling", rope},
                                          {"original_max_position_embeddings", 16},
                                          {"max_position_embeddings", rope["rope_type"] == "dynamic" ? 16 : 64}};
-    const auto here = tiny(at::kCPU, at::kFloat, 16, more);
-    const auto there = tiny(test_support::gpu(), at::kFloat, 16, more);
+    const auto here = tiny_on(at::kCPU, at::kFloat, 16, more);
+    const auto there = tiny_on(test_support::gpu(), at::kFloat, 16, more);
     for (int again = 0; again < 2; ++again) {
       for (const Tensor& mask : {Tensor(), padding_}) {
         const GenerateArguments arguments{
@@ -101,7 +101,7 @@ TEST_F(OnGpu, FrequenciesThatDependOnTheLengthAreChosenInTheGraph) {
 
 // Of a prompt of 500 tokens the 12th step looks at more keys than the graph was captured for.
 TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
-  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
+  const auto here = tiny_on(at::kCPU), there = tiny_on(test_support::gpu());
   Ids prompt(500);
   for (size_t i = 0; i < prompt.size(); ++i) prompt[i] = static_cast<int64_t>(i * 7 % 50);
   const GenerateArguments arguments{.input_ids = at::tensor(prompt, at::kLong).unsqueeze(0),
@@ -114,7 +114,7 @@ TEST_F(OnGpu, StepsAreCapturedAgainWhenKeysAreMore) {
 // From prompts of one token through every length of the first graph and into the second. No two tokens come after each
 // other twice: in a text that goes in circles all keys are alike, and a stale one would not be seen.
 TEST_F(OnGpu, NothingIsStaleAtAnyLength) {
-  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
+  const auto here = tiny_on(at::kCPU), there = tiny_on(test_support::gpu());
   const GenerateArguments arguments{.input_ids = at::tensor(Ids{5, 9}, at::kLong).view({2, 1}),
                                     .config = {.max_new_tokens = 540, .no_repeat_ngram_size = 2}};
   const auto want = generate(*here, arguments).new_ids;
@@ -131,7 +131,7 @@ TEST_F(OnGpu, NothingIsStaleAtAnyLength) {
 
 // The device is one step ahead of the host: what it makes after the last token is never shown.
 TEST_F(OnGpu, AStopThatIsReadOneStepLateShowsNothingMore) {
-  const auto here = tiny(at::kCPU), there = tiny(test_support::gpu());
+  const auto here = tiny_on(at::kCPU), there = tiny_on(test_support::gpu());
   const GenerateArguments free{.input_ids = batch_, .config = {.max_new_tokens = 24}};
   const auto said = generate(*here, free).new_ids;
   GenerateArguments ending = free;
@@ -164,7 +164,7 @@ TEST_F(OnGpu, AStopThatIsReadOneStepLateShowsNothingMore) {
 }
 
 TEST_F(OnGpu, CapturedSamplesRepeatWithTheirSeedAndPenalisesWhatWasSaid) {
-  const auto there = tiny(test_support::gpu());
+  const auto there = tiny_on(test_support::gpu());
   const auto run = [&](const GenerationConfig& config) {
     const GenerateResult got = generate(*there, {.input_ids = batch_, .config = config});
     EXPECT_TRUE(got.captured) << got.why_not_captured;
@@ -179,7 +179,7 @@ TEST_F(OnGpu, CapturedSamplesRepeatWithTheirSeedAndPenalisesWhatWasSaid) {
 
   // Greedy, so that the CPU says the same.
   const GenerationConfig penalised{.max_new_tokens = 40, .repetition_penalty = 3.0};
-  EXPECT_EQ(run(penalised), generate(*tiny(at::kCPU), {.input_ids = batch_, .config = penalised}).new_ids);
+  EXPECT_EQ(run(penalised), generate(*tiny_on(at::kCPU), {.input_ids = batch_, .config = penalised}).new_ids);
 }
 
 // Each replay draws anew.
@@ -208,7 +208,7 @@ TEST_F(OnGpu, ACapturedSamplerDrawsEachTokenAsOftenAsItIsLikely) {
 
 // 64 runs of each, token by token.
 TEST_F(OnGpu, CapturedRunsAreDrawnAsThoseOfStockSteps) {
-  const auto there = tiny(test_support::gpu(), at::kFloat, 16, {{"vocab_size", 8}, {"initializer_range", 0.3}});
+  const auto there = tiny_on(test_support::gpu(), at::kFloat, 16, {{"vocab_size", 8}, {"initializer_range", 0.3}});
   const Tensor stock = test_support::sampled_runs(*there, "dynamic", 1);
   for (const bool kernels : {false, true}) {
     if (kernels) {
@@ -224,7 +224,7 @@ TEST_F(OnGpu, CapturedRunsAreDrawnAsThoseOfStockSteps) {
 
 // In bfloat16 with heads of 64 the whole layer is one kernel's.
 TEST_F(OnGpu, AStepOfWholeLayers) {
-  const auto there = tiny(test_support::gpu(), at::kBFloat16, 64);
+  const auto there = tiny_on(test_support::gpu(), at::kBFloat16, 64);
   const GenerateArguments arguments{.input_ids = batch_, .config = {.max_new_tokens = 24}};
   const GenerateResult want = generate(*there, arguments);
   const KernelReport& report = there->kernelize(Mode::of_training(false));
@@ -260,7 +260,7 @@ TEST_F(OnGpu, AStepOfStaticShapeIsCaptured) {
   const c10::InferenceMode inference;
   const at::Device device = test_support::gpu();
   const auto* guard = c10::impl::getDeviceGuardImpl(at::kCUDA);
-  const auto model = tiny(device);
+  const auto model = tiny_on(device);
   for (const bool kernels : {false, true}) {
     if (kernels) model->kernelize(Mode::of_training(false));
     test_support::RanPrompts ran = test_support::ran_prompts(*model, batch_, 16);

@@ -24,7 +24,7 @@ using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
 
-Tensor row(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
+Tensor row_of_ids(const Ids& ids) { return at::tensor(ids, at::kLong).unsqueeze(0); }
 using Options = test_support::WithTransformers<>;
 
 std::filesystem::path made() { return test_support::made_data("models/golden_model.py") / "models/tiny"; }
@@ -44,8 +44,8 @@ void expect_what_transformers_says(CausalLM& model, bool sampled) {
     if (!config.max_length) config.max_new_tokens = 24;
     config.eos_token_id = settings.at<Ids>("eos_token_id");
     config.seed = static_cast<uint64_t>(samples.at<int64_t>("seed"));
-    const auto got =
-        generate(model, {.input_ids = row(samples.at<Ids>("input_ids")), .config = config, .tokenizer = &tokenizer});
+    const auto got = generate(
+        model, {.input_ids = row_of_ids(samples.at<Ids>("input_ids")), .config = config, .tokenizer = &tokenizer});
     EXPECT_EQ(got.new_ids[0], item.at<Ids>("output_ids")) << settings.raw().dump();
     const bool can_be = model.device().is_cuda() && got.steps > 3;
     EXPECT_EQ(got.captured, can_be) << settings.raw().dump() << ": " << got.why_not_captured;
@@ -119,7 +119,7 @@ TEST_F(Options, AConfigSaysThemWhereThereIsNoFileOfTheirOwn) {
   const auto model = AutoModelForCausalLM::from_pretrained(folder.path());
   EXPECT_EQ(model->generation_config().max_length, 9);
   EXPECT_EQ(model->generation_config().repetition_penalty, 1.3);
-  expect_has(message_of([&] { generate(*model, {.input_ids = row({7, 8, 9})}); }), {"suppress_tokens = [5]"});
+  expect_has(message_of([&] { generate(*model, {.input_ids = row_of_ids({7, 8, 9})}); }), {"suppress_tokens = [5]"});
 }
 
 TEST_F(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
@@ -128,7 +128,7 @@ TEST_F(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
     GenerationConfig own = read(file);
     own.eos_token_id = Ids();
     model->set_generation_config(own);
-    return generate(*model, {.input_ids = row({7, 8, 9}), .config = config}).steps;
+    return generate(*model, {.input_ids = row_of_ids({7, 8, 9}), .config = config}).steps;
   };
   EXPECT_EQ(steps("{}", {}), 20);
   EXPECT_EQ(steps(R"({"max_new_tokens": 7})", {}), 7);
@@ -144,7 +144,7 @@ TEST_F(Options, WhatIsMissingIsNamed) {
   const auto said = [&](const std::string& file, const GenerationConfig& config = {.max_new_tokens = 1}) {
     return message_of([&] {
       model->set_generation_config(read(file));
-      generate(*model, {.input_ids = row({7, 8, 9}), .config = config});
+      generate(*model, {.input_ids = row_of_ids({7, 8, 9}), .config = config});
     });
   };
   for (const char* name : {"penalty_alpha", "max_time", "encoder_repetition_penalty", "forced_eos_token_id",

@@ -12,7 +12,7 @@
 namespace hotswap::grammar {
 namespace {
 
-constexpr size_t kMaxBytes = 64 << 10, kMaxRules = 1000;
+constexpr size_t kMaxBytes = 64 << 10, kMaxGbnfRules = 1000;
 constexpr int kMaxGroups = 64;
 constexpr int64_t kMaxRepeat = 10000;
 
@@ -76,7 +76,7 @@ class Reader : private Cursor {
   size_t index_of(const std::string& name) {
     const auto found = names_.find(name);
     if (found != names_.end()) return found->second.index;
-    if (names_.size() >= kMaxRules) fail(cat("more than ", kMaxRules, " rules"));
+    if (names_.size() >= kMaxGbnfRules) fail(cat("more than ", kMaxGbnfRules, " rules"));
     return names_.emplace(name, Named{rules_.add("rule")}).first->second.index;
   }
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxOtherName = 100;  // characters of a name that the schema does not know
 constexpr size_t kMaxKnownName = 200;   // where other names must differ from it
-constexpr size_t kMaxRules = 4000;
+constexpr size_t kMaxJsonRules = 4000;
 constexpr int64_t kMaxCounted = 1000;  // rules of one object whose members are counted
 
 // Written as they are: all but " \ and controls.
@@ -217,13 +217,13 @@ ExprPtr JsonRules::counted_members(const ObjectShape& shape) {
 
 ExprPtr JsonRules::object(const ObjectShape& shape) {
   const bool counted = shape.min > 0 || shape.max != kNoMax;
-  if (rules_.size() > kMaxRules) refuse_schema("schema", "too large once its parts are merged");
+  if (rules_.size() > kMaxJsonRules) refuse_schema("schema", "too large once its parts are merged");
   const ExprPtr members = counted ? counted_members(shape) : open_members(shape);
   return sequence({literal("{"), space(), members, space(), literal("}")});
 }
 
 ExprPtr JsonRules::array(const ArrayShape& shape) {
-  if (rules_.size() > kMaxRules) refuse_schema("schema", "too large once its parts are merged");
+  if (rules_.size() > kMaxJsonRules) refuse_schema("schema", "too large once its parts are merged");
   const auto first = static_cast<int64_t>(shape.first.size());
   const ExprPtr other = shape.others ? shape.others : never();
   if (shape.max != kNoMax && shape.max < shape.min) return never();

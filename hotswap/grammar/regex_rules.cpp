@@ -11,12 +11,12 @@
 namespace hotswap::grammar {
 namespace {
 
-constexpr int kMaxGroups = 64;           // one in another
-constexpr int64_t kMaxRepeat = 10000;    // of one count
-constexpr int64_t kMaxWeight = 1000000;  // of all counts, one in another multiplied
+constexpr int kMaxRegexGroups = 64;         // one in another
+constexpr int64_t kMaxRegexRepeat = 10000;  // of one count
+constexpr int64_t kMaxWeight = 1000000;     // of all counts, one in another multiplied
 constexpr size_t kMaxPattern = 4096;
 
-const CodePoints kDigits = {{'0', '9'}};
+const CodePoints kDigitClass = {{'0', '9'}};
 const CodePoints kWord = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const CodePoints kSpace = {{'\t', '\r'}, {' ', ' '}};
 const CodePoints kPrintable = {{' ', '~'}};  // a negated class stays within ASCII: \D has no digits of other scripts
@@ -121,7 +121,7 @@ class Parser : private Cursor {
     int64_t value = 0;
     for (; peek() >= '0' && peek() <= '9'; ++at_) {
       value = value * 10 + (peek() - '0');
-      if (value > kMaxRepeat) fail(cat("a repetition of more than ", kMaxRepeat));
+      if (value > kMaxRegexRepeat) fail(cat("a repetition of more than ", kMaxRegexRepeat));
     }
     return at_ > begin ? std::optional(value) : std::nullopt;
   }
@@ -141,7 +141,7 @@ class Parser : private Cursor {
   }
 
   Weighted group() {
-    if (++depth_ > kMaxGroups) fail(cat("groups nested deeper than ", kMaxGroups));
+    if (++depth_ > kMaxRegexGroups) fail(cat("groups nested deeper than ", kMaxRegexGroups));
     if (take('?') && !take(':')) {
       take('P');
       if (peek() != '<' || peek(1) == '=' || peek(1) == '!') fail("a look-around or a flag");
@@ -160,13 +160,13 @@ class Parser : private Cursor {
     if (more()) ++at_;
     switch (c) {
       case 'd':
-        return kDigits;
+        return kDigitClass;
       case 'w':
         return kWord;
       case 's':
         return kSpace;
       case 'D':
-        return without(kPrintable, kDigits);
+        return without(kPrintable, kDigitClass);
       case 'W':
         return without(kPrintable, kWord);
       case 'S':

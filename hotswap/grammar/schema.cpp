@@ -9,8 +9,8 @@
 namespace hotswap::grammar {
 namespace {
 
-constexpr size_t kMaxBytes = 64 << 10, kMaxKeys = 1000;
-constexpr int kMaxDepth = 32;
+constexpr size_t kMaxSchemaBytes = 64 << 10, kMaxKeys = 1000;
+constexpr int kMaxSchemaDepth = 32;
 constexpr double kMaxCount = 1e6;
 
 enum class Form { kType, kValues, kAny, kSchemas, kNamedSchemas, kSchema, kNames, kCount, kNumber, kText, kIgnored };
@@ -78,7 +78,7 @@ class Checker {
     if (value.is_boolean()) return;
     if (!value.is_object())
       refuse_schema("schema", "an object, true or false was expected; got " + value.dump().substr(0, 40));
-    if (depth > kMaxDepth) refuse_schema("schema", cat("more than ", kMaxDepth, " levels"));
+    if (depth > kMaxSchemaDepth) refuse_schema("schema", cat("more than ", kMaxSchemaDepth, " levels"));
     for (const auto& [name, content] : value.items()) {
       if (++keys_ > kMaxKeys) refuse_schema("schema", cat("more than ", kMaxKeys, " keys"));
       keyword(name, content, depth);
@@ -155,7 +155,7 @@ void refuse_schema(const std::string& keyword, const std::string& why) {
 
 void check_schema(const SchemaJson& schema) {
   const size_t bytes = schema.dump(-1, ' ', false, SchemaJson::error_handler_t::replace).size();
-  if (bytes > kMaxBytes) refuse_schema("schema", cat(bytes, " bytes; ", kMaxBytes, " at most"));
+  if (bytes > kMaxSchemaBytes) refuse_schema("schema", cat(bytes, " bytes; ", kMaxSchemaBytes, " at most"));
   Checker().schema(schema, 0);
 }
 

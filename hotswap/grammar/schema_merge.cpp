@@ -8,7 +8,7 @@
 namespace hotswap::grammar {
 namespace {
 
-constexpr int kMaxDepth = 64;          // of references in references
+constexpr int kMaxReferences = 64;     // of references in references
 constexpr int64_t kMaxMerges = 20000;  // of one schema, all of its parts
 constexpr size_t kMaxAlternatives = 256;
 
@@ -121,7 +121,7 @@ SchemaJson merged_prefix(const SchemaJson& a, const SchemaJson& b) {
 
 const SchemaJson& SchemaMerger::followed(const SchemaJson& schema) const {
   const SchemaJson* node = &schema;
-  for (int i = 0; i < kMaxDepth; ++i) {
+  for (int i = 0; i < kMaxReferences; ++i) {
     const bool only_ref = node->is_object() && node->contains("$ref") &&
                           std::all_of(node->items().begin(), node->items().end(), [](const auto& entry) {
                             return entry.key() == "$ref" || holds(kWithoutMeaning, entry.key());
@@ -133,7 +133,7 @@ const SchemaJson& SchemaMerger::followed(const SchemaJson& schema) const {
 }
 
 SchemaMerger::List SchemaMerger::flattened(const SchemaJson& schema, int depth) {
-  if (depth > kMaxDepth) refuse_schema("$ref", "it leads back to itself, or too deep");
+  if (depth > kMaxReferences) refuse_schema("$ref", "it leads back to itself, or too deep");
   if (schema.is_boolean()) return schema.get<bool>() ? List{SchemaJson::object()} : List{};
   SchemaJson own = SchemaJson::object();
   for (const auto& [name, value] : schema.items()) {

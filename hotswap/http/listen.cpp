@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <openssl/crypto.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -85,6 +86,13 @@ int bind_and_listen(httplib::Server& server, const std::string& host, int port) 
   // Once more: httplib's own backlog of five is compiled into its library.
   if (bound > 0 && ::listen(*listening, kBacklog) == 0) return bound;
   refuse(host, port, "a port that is taken or not allowed");
+}
+
+void allow_many_open_files() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return;
+  files.rlim_cur = files.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &files);
 }
 
 std::string address_of(const std::string& host, int port) {

@@ -29,6 +29,9 @@ class HeldPort {
 // Error where it is taken or not allowed.
 int bind_and_listen(httplib::Server& server, const std::string& host, int port);
 
+// Raises this process's limit of open files to what it may be: a connection is one, and a file on its way another.
+void allow_many_open_files();
+
 std::string address_of(const std::string& host, int port);  // "127.0.0.1:8000", "[::1]:8000"
 bool is_loopback(std::string_view host);                    // an address or a name of this machine's own interface
 

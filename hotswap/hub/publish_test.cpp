@@ -16,7 +16,7 @@ using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
 
-const Repo kNorm{RepoType::kKernel, "acme/norm"};
+const Repo kPublished{RepoType::kKernel, "acme/norm"};
 
 class Publish : public testing::Test {
  protected:
@@ -35,7 +35,7 @@ class Publish : public testing::Test {
   }
   std::string commit_at(const std::string& revision) const {
     ServedRepos repos(folder.path(), 1, 0);
-    const auto found = repos.find(kNorm, revision);
+    const auto found = repos.find(kPublished, revision);
     return found == nullptr ? "none" : found->commit;
   }
   TempFolder package, folder, cache;
@@ -57,7 +57,7 @@ TEST_F(Publish, BranchesTagAndOldCommits) {
   build("third");
   publish();
   EXPECT_EQ(commit_at(second.commit), second.commit) << "no name leads there any more, and a lock still does";
-  EXPECT_EQ(ServedRepos(folder.path(), 1, 0).revisions(kNorm).size(), 3u);
+  EXPECT_EQ(ServedRepos(folder.path(), 1, 0).revisions(kPublished).size(), 3u);
 }
 
 TEST_F(Publish, WhatTheSourceBecomesIsNotServed) {

@@ -7,6 +7,7 @@
 
 #include "hotswap/hub/sign/sigstore_world.h"
 #include "hotswap/kernelize/test_hub.h"
+#include "hotswap/kernelize/test_modes.h"
 #include "hotswap/layers/slot.h"
 
 namespace hotswap {
@@ -21,7 +22,8 @@ using test_support::ScopedEnv;
 using test_support::TempFolder;
 using test_support::TinyModel;
 
-const Mode I = Mode::INFERENCE, T = Mode::TRAINING;
+using test_support::I;
+using test_support::T;
 
 KernelConfig only(const KernelChoice& norm) {
   return {.kernel_mapping = {{"RMSNorm", norm}}, .inherit_mapping = false};

@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 
+#include "hotswap/kernelize/test_modes.h"
 #include "hotswap/kernelize/testing.h"
 #include "hotswap/layers/slot.h"
 
@@ -24,7 +25,9 @@ using test_support::ScopedEnv;
 using test_support::TempFolder;
 using test_support::TinyModel;
 
-const Mode I = Mode::INFERENCE, T = Mode::TRAINING, C = Mode::TORCH_COMPILE;
+using test_support::C;
+using test_support::I;
+using test_support::T;
 
 const KernelRow& row(const KernelReport& report, const std::string& layer, const std::string& name = "") {
   for (const KernelRow& r : report.rows) {

@@ -4,6 +4,7 @@
 
 #include "hotswap/base/test_support.h"
 #include "hotswap/kernelize/resolve.h"
+#include "hotswap/kernelize/test_modes.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap {
@@ -12,7 +13,10 @@ namespace {
 using test_support::expect_has;
 using test_support::message_of;
 
-const Mode I = Mode::INFERENCE, T = Mode::TRAINING, C = Mode::TORCH_COMPILE, F = Mode::FALLBACK;
+using test_support::C;
+using test_support::F;
+using test_support::I;
+using test_support::T;
 
 std::string found(const KernelMapping& mapping, const std::string& layer, const std::string& kind, Mode mode,
                   std::optional<int64_t> capability = std::nullopt) {

@@ -1,5 +1,6 @@
 #include "hotswap/kernelize/mode.h"
 
+#include "hotswap/kernelize/test_modes.h"
 #include "hotswap/kernelize/testing.h"
 
 namespace hotswap {
@@ -8,7 +9,10 @@ namespace {
 using test_support::expect_has;
 using test_support::message_of;
 
-const Mode I = Mode::INFERENCE, T = Mode::TRAINING, C = Mode::TORCH_COMPILE, F = Mode::FALLBACK;
+using test_support::C;
+using test_support::F;
+using test_support::I;
+using test_support::T;
 
 TEST(Mode, UnionsThatMakeNoSenseAreRefused) {
   expect_has(message_of([] { I | T; }), {"mutually exclusive", "INFERENCE", "TRAINING"});

@@ -35,7 +35,7 @@ Tensor gelu_quick(const Tensor& x) { return at::mul(x, at::sigmoid(at::mul(x, 1.
 
 Tensor relu_squared(const Tensor& x) { return at::pow(at::relu(x), 2.0); }
 
-constexpr ActivationKind kKinds[] = {
+constexpr ActivationKind kActivationKinds[] = {
     {"silu", "SiLU", silu},
     {"swish", "SiLU", silu},
     {"gelu", "GeLU", gelu},
@@ -50,7 +50,7 @@ constexpr ActivationKind kKinds[] = {
 
 const ActivationKind& activation_kind(const std::string& name, const std::string& where) {
   std::vector<std::string> known;
-  for (const ActivationKind& kind : kKinds) {
+  for (const ActivationKind& kind : kActivationKinds) {
     if (name == kind.name) return kind;
     known.emplace_back(kind.name);
   }

@@ -78,7 +78,7 @@ Tensor of_step(AttentionForward* forward, const Tensor& q, const Tensor& k, cons
                      });
 }
 
-constexpr AttentionKind kKinds[] = {{"sdpa", stock::sdpa}, {"eager", stock::eager}};
+constexpr AttentionKind kAttentionKinds[] = {{"sdpa", stock::sdpa}, {"eager", stock::eager}};
 
 }  // namespace
 
@@ -128,7 +128,7 @@ Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const Att
 
 const AttentionKind& attention_kind(const std::string& name) {
   std::vector<std::string> known;
-  for (const AttentionKind& kind : kKinds) {
+  for (const AttentionKind& kind : kAttentionKinds) {
     if (name == kind.name) return kind;
     known.emplace_back(kind.name);
   }

@@ -23,11 +23,11 @@
 namespace hotswap {
 namespace {
 
-Tensor silu(const Tensor& x) { return at::silu(x); }
-Tensor gelu(const Tensor& x) { return at::gelu(x); }
-Tensor gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
+Tensor expert_silu(const Tensor& x) { return at::silu(x); }
+Tensor expert_gelu(const Tensor& x) { return at::gelu(x); }
+Tensor expert_gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
 Tensor relu(const Tensor& x) { return at::relu(x); }
-Tensor relu_squared(const Tensor& x) { return at::pow(at::relu(x), 2.0); }
+Tensor expert_relu_squared(const Tensor& x) { return at::pow(at::relu(x), 2.0); }
 
 template <Tensor (*kAct)(const Tensor&)>
 Tensor gated(const Tensor& gate, const Tensor& up, const ExpertsOptions&) {
@@ -50,11 +50,11 @@ struct ExpertActivation {
 };
 
 constexpr ExpertActivation kActivations[] = {
-    {"swiglu", gated<silu>, nullptr},    {"geglu_tanh", gated<gelu_tanh>, nullptr},
-    {"geglu", gated<gelu>, nullptr},     {"reglu", gated<relu>, nullptr},
-    {"swiglu_oai", swiglu_oai, nullptr}, {"swiglu_clamped", swiglu_clamped, nullptr},
-    {"relu2", nullptr, relu_squared},    {"silu", nullptr, silu},
-    {"gelu_tanh", nullptr, gelu_tanh},   {"gelu", nullptr, gelu},
+    {"swiglu", gated<expert_silu>, nullptr},  {"geglu_tanh", gated<expert_gelu_tanh>, nullptr},
+    {"geglu", gated<expert_gelu>, nullptr},   {"reglu", gated<relu>, nullptr},
+    {"swiglu_oai", swiglu_oai, nullptr},      {"swiglu_clamped", swiglu_clamped, nullptr},
+    {"relu2", nullptr, expert_relu_squared},  {"silu", nullptr, expert_silu},
+    {"gelu_tanh", nullptr, expert_gelu_tanh}, {"gelu", nullptr, expert_gelu},
 };
 
 const ExpertActivation& activation_of(const ExpertsOptions& o) {

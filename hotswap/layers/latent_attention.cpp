@@ -7,7 +7,7 @@
 namespace hotswap {
 namespace {
 
-SlotNeeds needs_of(const LatentAttentionOptions& o) {
+SlotNeeds latent_needs(const LatentAttentionOptions& o) {
   SlotNeeds needs{.features = {"causal"},
                   .numbers = {{"head_dims", {o.qk_nope_head_dim + o.qk_rope_head_dim, o.v_head_dim}}}};
   if (o.dropout > 0) needs.features.emplace_back("dropout");
@@ -30,7 +30,7 @@ LatentAttention::LatentAttention(const LatentAttentionOptions& o)
       rotary_fn_(/*interleaved=*/o.rotary_order == RotaryOrder::kInterleaved),
       attention_options_{
           .scale = o.scale.value_or(std::pow(static_cast<double>(o.qk_nope_head_dim + o.qk_rope_head_dim), -0.5))},
-      attention_(this, "attention", "attention/1", stock::sdpa, needs_of(o)) {
+      attention_(this, "attention", "attention/1", stock::sdpa, latent_needs(o)) {
   const int64_t width = o.num_heads * (o.qk_nope_head_dim + o.qk_rope_head_dim);
   if (o.q_lora_rank) {
     q_a_proj_ = std::make_unique<Linear>(o.hidden_size, *o.q_lora_rank, o.bias);

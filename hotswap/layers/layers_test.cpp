@@ -49,7 +49,7 @@ class Layers : public testing::Test {
   at::Generator generator_;
 };
 
-double relative_l2(const Tensor& got, const Tensor& want) {
+double relative_error(const Tensor& got, const Tensor& want) {
   const Tensor a = got.to(at::kDouble), b = want.to(at::kDouble);
   return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
 }
@@ -67,7 +67,7 @@ TEST_F(Layers, RmsNormInEachCasting) {
         const Tensor got = stock::rms_norm(x, w, 1e-3, 1.0, casting);
         EXPECT_EQ(got.scalar_type(), dtype);
         if (x.numel() == 0) continue;
-        EXPECT_LE(relative_l2(got, want), tolerance(dtype)) << casting << shape;
+        EXPECT_LE(relative_error(got, want), tolerance(dtype)) << casting << shape;
       }
     }
   }
@@ -119,7 +119,7 @@ TEST_F(Layers, LayerNormWithAndWithoutBias) {
     const Tensor centred = xd - xd.mean(-1, true);
     Tensor want = centred * (centred.square().mean(-1, true) + 1e-5).rsqrt() * norm.weight;
     if (with_bias) want = want + norm.bias;
-    EXPECT_LE(relative_l2(norm.forward(x), want), 1e-6);
+    EXPECT_LE(relative_error(norm.forward(x), want), 1e-6);
   }
 }
 
@@ -138,8 +138,9 @@ TEST_F(Layers, Activations) {
   const Tensor x = at::cat({random({1000}) * 3, at::tensor({0.0F, 30.0F, -30.0F})});
   for (const auto& [name, formula] : formulas) {
     const Activation activation(activation_kind(name, "test"));
-    EXPECT_LE(relative_l2(activation.forward(x), formula(x.to(at::kDouble))), 1e-6) << name;
-    EXPECT_LE(relative_l2(activation.forward(x.to(at::kBFloat16)), formula(x.to(at::kBFloat16).to(at::kDouble))), 0.01)
+    EXPECT_LE(relative_error(activation.forward(x), formula(x.to(at::kDouble))), 1e-6) << name;
+    EXPECT_LE(relative_error(activation.forward(x.to(at::kBFloat16)), formula(x.to(at::kBFloat16).to(at::kDouble))),
+              0.01)
         << name;
   }
   EXPECT_THROW(activation_kind("relu7", "config.json"), Error);
@@ -152,7 +153,7 @@ TEST_F(Layers, GatedMlp) {
     const Tensor x = random({2, 3, 6});
     const auto apply = [&](const Linear& l, const Tensor& in) { return in.matmul(l.data().t()) + l.bias; };
     const Tensor gate = mlp.act_fn.forward(apply(mlp.gate_proj, x));
-    EXPECT_LE(relative_l2(mlp.forward(x), apply(mlp.down_proj, gate * apply(mlp.up_proj, x))), 1e-6) << act;
+    EXPECT_LE(relative_error(mlp.forward(x), apply(mlp.down_proj, gate * apply(mlp.up_proj, x))), 1e-6) << act;
   }
 }
 
@@ -193,8 +194,8 @@ TEST_F(Layers, RotaryAgainstComplexRotation) {
         return y;
       };
       const auto [qr, kr] = stock::rotary(q, k, cos, sin, rotary_dim, interleaved);
-      EXPECT_LE(relative_l2(qr, rotate(q)), 1e-6);
-      EXPECT_LE(relative_l2(kr, rotate(k)), 1e-6);
+      EXPECT_LE(relative_error(qr, rotate(q)), 1e-6);
+      EXPECT_LE(relative_error(kr, rotate(k)), 1e-6);
       const Tensor half_cos = cos.narrow(-1, 0, rotary_dim / 2), half_sin = sin.narrow(-1, 0, rotary_dim / 2);
       EXPECT_TRUE(at::equal(std::get<0>(stock::rotary(q, k, half_cos, half_sin, rotary_dim, interleaved)), qr));
     }
@@ -292,11 +293,11 @@ TEST_F(Layers, CrossEntropyOptions) {
                       smoothing * logp.mean(1) + z * at::logsumexp(capped, 1).square();
         rows = rows * target.ne(-100);
         CrossEntropyOptions o{.label_smoothing = smoothing, .softcap = softcap, .z_loss = z, .reduction = "none"};
-        EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, o), rows), 2e-6);
+        EXPECT_LE(relative_error(stock::cross_entropy(logits, target, o), rows), 2e-6);
         o.reduction = "sum";
-        EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, o), rows.sum()), 2e-6);
+        EXPECT_LE(relative_error(stock::cross_entropy(logits, target, o), rows.sum()), 2e-6);
         o.reduction = "mean";
-        EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, o), rows.sum() / 6), 2e-6);
+        EXPECT_LE(relative_error(stock::cross_entropy(logits, target, o), rows.sum() / 6), 2e-6);
       }
     }
   }
@@ -306,7 +307,7 @@ TEST_F(Layers, CrossEntropyOptions) {
   const Tensor z = 0.01 * at::logsumexp(x, 1).square() * counts;
   const CrossEntropyOptions both{.z_loss = 0.01, .class_weight = weight, .token_scaling = true};
   const Tensor want = (-of_word * p.log() * p).sum() / of_word.sum() + (z * p).sum() / 6;
-  EXPECT_LE(relative_l2(stock::cross_entropy(logits, target, both), want), 2e-6);
+  EXPECT_LE(relative_error(stock::cross_entropy(logits, target, both), want), 2e-6);
   const auto ignored = at::full({7}, -100, at::TensorOptions(at::kLong));
   EXPECT_TRUE(std::isnan(stock::cross_entropy(logits, ignored, {}).item<double>()));
 }

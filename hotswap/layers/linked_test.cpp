@@ -20,7 +20,7 @@ namespace {
 
 using Tensors = std::vector<Tensor>;
 
-struct Case {
+struct LinkedCase {
   const char* what;
   bool bias = false, x_learns = true, weights_learn = true, x_elsewhere = false;
   std::vector<int> used = {0, 1, 2};  // of the projections
@@ -39,7 +39,7 @@ class Projections : public Module {
 };
 
 // Outputs, then the gradients of x and of every parameter.
-Tensors run(Projections& p, const Tensor& values, const Tensors& douts, const Case& c, bool linked_on) {
+Tensors run(Projections& p, const Tensor& values, const Tensors& douts, const LinkedCase& c, bool linked_on) {
   p.each_tensor([&](const std::string&, Tensor& t) {
     t = t.detach().clone();
     t.set_requires_grad(c.weights_learn);
@@ -59,7 +59,7 @@ Tensors run(Projections& p, const Tensor& values, const Tensors& douts, const Ca
 }
 
 TEST(LinkedProjections, GiveWhatEachGivesAlone) {
-  const std::vector<Case> cases = {
+  const std::vector<LinkedCase> cases = {
       {"all"},
       {"with biases", true},
       {"frozen weights", true, true, false},
@@ -70,7 +70,7 @@ TEST(LinkedProjections, GiveWhatEachGivesAlone) {
       {"without the middle one", false, true, true, false, {0, 2}},
       {"twice through one graph", true, true, true, true, {0, 1, 2}, 2},
   };
-  for (const Case& c : cases) {
+  for (const LinkedCase& c : cases) {
     Projections p(c.bias);
     const Tensor x = at::randn({2, 3, 6}, at::kDouble);
     const Tensors douts = {at::randn({2, 3, 8}, at::kDouble), at::randn({2, 3, 4}, at::kDouble),

@@ -37,7 +37,7 @@ Tensor random(at::IntArrayRef shape, at::ScalarType dtype = at::kDouble) {
   return at::randn(shape, at::kFloat).to(dtype);
 }
 
-double difference(const Tensor& got, const Tensor& want) {
+double relative_difference(const Tensor& got, const Tensor& want) {
   const Tensor a = got.to(at::kDouble), b = want.to(at::kDouble);
   return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
 }
@@ -62,19 +62,19 @@ std::pair<Tensor, Tensor> scanned(const Tensor& u, const Tensor& dt, const Tenso
   return {at::stack(y, 1), h};
 }
 
-struct Case {
+struct MambaCase {
   int64_t time;
   bool packed, begun;
 };
-constexpr Case kCases[] = {{1, false, false}, {9, false, true}, {13, true, false}, {8, true, true}};
+constexpr MambaCase kCases[] = {{1, false, false}, {9, false, true}, {13, true, false}, {8, true, true}};
 
-OptionalTensor sequences(const Case& c) {
+OptionalTensor sequences(const MambaCase& c) {
   if (!c.packed) return std::nullopt;
   return at::arange(c.time, at::kInt).div(3, "floor").unsqueeze(0).expand({2, -1}).contiguous();
 }
 
 TEST(Mamba, CausalConv) {
-  for (const Case& c : kCases) {
+  for (const MambaCase& c : kCases) {
     for (const int64_t width : {1, 2, 4}) {
       const Tensor x = random({2, 5, c.time}), weight = random({5, width}), bias = random({5});
       const OptionalTensor seq = sequences(c);
@@ -90,10 +90,12 @@ TEST(Mamba, CausalConv) {
         }
       }
       want = at::silu(want + bias.unsqueeze(1));
-      EXPECT_LE(difference(stock::causal_conv1d(x, weight, bias, before, seq, "silu"), want), 1e-13);
+      EXPECT_LE(relative_difference(stock::causal_conv1d(x, weight, bias, before, seq, "silu"), want), 1e-13);
       const auto to = [](const Tensor& t) { return t.to(at::kFloat); };
       const auto maybe = [&](const OptionalTensor& t) { return t ? OptionalTensor(to(*t)) : std::nullopt; };
-      EXPECT_LE(difference(stock::causal_conv1d(to(x), to(weight), to(bias), maybe(before), seq, "silu"), want), 1e-6);
+      EXPECT_LE(
+          relative_difference(stock::causal_conv1d(to(x), to(weight), to(bias), maybe(before), seq, "silu"), want),
+          1e-6);
     }
   }
   expect_has(
@@ -104,7 +106,7 @@ TEST(Mamba, CausalConv) {
 }
 
 TEST(Mamba, SelectiveScan) {
-  for (const Case& c : kCases) {
+  for (const MambaCase& c : kCases) {
     const int64_t channels = 5, state = 3;
     SelectiveScanInputs in{.u = random({2, channels, c.time}),
                            .delta = random({2, channels, c.time}),
@@ -122,13 +124,13 @@ TEST(Mamba, SelectiveScan) {
                                       all(in.C), in.initial_state, in.seq_idx);
     want = (last(want) + in.u * in.D->unsqueeze(-1)) * at::silu(*in.z);
     const auto [y, state_got] = stock::selective_scan(in);
-    EXPECT_LE(difference(y, want), 1e-13);
-    EXPECT_LE(difference(state_got, want_state), 1e-13);
+    EXPECT_LE(relative_difference(y, want), 1e-13);
+    EXPECT_LE(relative_difference(state_got, want_state), 1e-13);
   }
 }
 
 TEST(Mamba, StateSpaceDuality) {
-  for (const Case& c : kCases) {
+  for (const MambaCase& c : kCases) {
     for (const int64_t chunk : {1, 4, 64}) {
       const int64_t heads = 4, groups = 2, head_dim = 3, state = 5;
       SsdInputs in{.x = random({2, c.time, heads, head_dim}),
@@ -155,8 +157,8 @@ TEST(Mamba, StateSpaceDuality) {
                                         of_groups(in.B), of_groups(in.C), first, in.seq_idx);
       want = (want.view_as(in.x) + in.x * in.D->unsqueeze(-1)) * at::silu(*in.z);
       const auto [y, state_got] = stock::ssd(in);
-      EXPECT_LE(difference(y, want), 1e-12) << chunk;
-      EXPECT_LE(difference(state_got, want_state.view_as(state_got)), 1e-12) << chunk;
+      EXPECT_LE(relative_difference(y, want), 1e-12) << chunk;
+      EXPECT_LE(relative_difference(state_got, want_state.view_as(state_got)), 1e-12) << chunk;
     }
   }
 }
@@ -173,7 +175,7 @@ TEST(Mamba, GatedNorm) {
       }
       want = want * weight;
       if (before) want = want * at::silu(z);
-      EXPECT_LE(difference(stock::gated_rms_norm(x, z, weight, 1e-3, group, before), want), 1e-13);
+      EXPECT_LE(relative_difference(stock::gated_rms_norm(x, z, weight, 1e-3, group, before), want), 1e-13);
     }
   }
 }

@@ -44,19 +44,19 @@ const Row& row_of(WeightFormat format) { return kFormats.at(static_cast<size_t>(
 
 const GgufType& blocks_of(WeightFormat format) { return *find_gguf_type(std::string(row_of(format).ggml)); }
 
-Tensor nibbles(const Tensor& bytes) {  // [out, in / 2] -> [out, in], the low one first
+Tensor nibbles_of(const Tensor& bytes) {  // [out, in / 2] -> [out, in], the low one first
   const Tensor low = at::bitwise_and(bytes, 15), high = at::bitwise_right_shift(bytes, 4);
   return at::stack({low, high}, -1).view({bytes.size(0), -1});
 }
 
 Tensor codes_of(const Weight& w, at::ScalarType wide) {
-  if (w.format == WeightFormat::kInt4) return nibbles(w.data).to(wide);
+  if (w.format == WeightFormat::kInt4) return nibbles_of(w.data).to(wide);
   if (w.format != WeightFormat::kTable16) return w.data.to(wide);
-  return w.table.to(wide).index_select(0, nibbles(w.data).to(at::kInt).view({-1})).view({w.rows(), w.columns()});
+  return w.table.to(wide).index_select(0, nibbles_of(w.data).to(at::kInt).view({-1})).view({w.rows(), w.columns()});
 }
 
 // Each element's own of what its group shares: [rows / group_rows, groups] -> [out, in].
-Tensor spread(const Tensor& shared, const Weight& w, at::ScalarType wide) {
+Tensor spread_groups(const Tensor& shared, const Weight& w, at::ScalarType wide) {
   const Tensor values = shared.to(wide);
   if (values.numel() == 1) return values.view({1, 1});
   const Tensor rows = w.group_rows == 1 || values.size(0) == 1
@@ -93,8 +93,8 @@ Tensor Weight::dequantised(at::ScalarType dtype) const {
   if (is_block_format(format)) return dequantised_blocks(*this, dtype);
   const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
   Tensor values = codes_of(*this, wide);
-  if (zeros.defined()) values = at::sub(values, spread(zeros, *this, wide));
-  if (scales.defined()) values = at::mul(values, spread(scales, *this, wide));
+  if (zeros.defined()) values = at::sub(values, spread_groups(zeros, *this, wide));
+  if (scales.defined()) values = at::mul(values, spread_groups(scales, *this, wide));
   if (global_scale.defined()) values = at::mul(values, global_scale.to(wide));
   return values.to(dtype);
 }

@@ -27,7 +27,7 @@ constexpr int64_t kOut = 6, kIn = 8;
 double at_of(const Tensor& t, int64_t row, int64_t column) { return t[row][column].item<double>(); }
 
 // The formula of weight.h, one element at a time.
-Tensor by_loops(const Weight& w, const std::function<double(int64_t row, int64_t column)>& code) {
+Tensor decoded_by_loops(const Weight& w, const std::function<double(int64_t row, int64_t column)>& code) {
   Tensor result = at::zeros({kOut, kIn}, at::kDouble);
   for (int64_t o = 0; o < kOut; ++o) {
     for (int64_t i = 0; i < kIn; ++i) {
@@ -115,7 +115,7 @@ TEST(WeightFormats, AreTheirFormulaElementByElement) {
        by_table},
   };
   for (const Case& c : cases) {
-    const Tensor expected = by_loops(c.weight, c.code);
+    const Tensor expected = decoded_by_loops(c.weight, c.code);
     EXPECT_TRUE(at::equal(c.weight.dequantised(at::kDouble), expected)) << c.what;
     EXPECT_EQ(c.weight.rows(), kOut);
     EXPECT_EQ(c.weight.columns(), kIn);

@@ -27,7 +27,7 @@ using test_support::ScopedEnv;
 
 constexpr int64_t kLayers = 2, kSteps = 5;
 
-std::shared_ptr<CausalLM> tiny(const std::string& family) {
+std::shared_ptr<CausalLM> tiny_family(const std::string& family) {
   const nlohmann::ordered_json config = {{"model_type", family},
                                          {"vocab_size", 40},
                                          {"hidden_size", 24},
@@ -120,7 +120,7 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
   Tensor mask = at::ones({2, 11}, at::kLong);
   mask[1].narrow(0, 0, 4).zero_();
   for (const char* family : {"llama", "mistral", "qwen3", "gemma2", "gemma3_text"}) {
-    const auto model = tiny(family);
+    const auto model = tiny_family(family);
     const auto padded = [&] {
       const at::NoGradGuard no_grad;
       return (*model)({.input_ids = ids, .attention_mask = mask}).logits * mask.unsqueeze(-1);
@@ -178,7 +178,7 @@ TEST_F(AttentionByName, ComputesWhatStockAttentionDoes) {
 }
 
 TEST_F(AttentionByName, TrustVersionAndDigestHold) {
-  const auto model = tiny("llama");
+  const auto model = tiny_family("llama");
   const auto refused = [&](const std::string& name, const KernelOptions& options = {}) {
     std::string text = message_of([&] { model->set_attn_implementation(name, options); });
     EXPECT_EQ(model->attn_implementation(), "sdpa") << name;
@@ -210,7 +210,7 @@ TEST(AttentionInAFolder, WhatItLacksStaysStockAndStrictSaysSo) {
     EXPECT_EQ(model.kernel_report().bound(), 0);
     return attention_rows(model).at(0).reason;
   };
-  const auto llama = tiny("llama"), mistral = tiny("mistral");
+  const auto llama = tiny_family("llama"), mistral = tiny_family("mistral");
   const Tensor ids = at::randint(0, 40, {1, 9}, at::kLong);
   const Tensor want = (*mistral)({.input_ids = ids}).logits;
   EXPECT_EQ(why(*mistral, "acme/few"), "attn:attention has no window, only causal, gqa");
@@ -219,7 +219,7 @@ TEST(AttentionInAFolder, WhatItLacksStaysStockAndStrictSaysSo) {
   llama->set_attn_implementation("acme/few");
   EXPECT_EQ(llama->kernel_report().bound(), kLayers);
 
-  const auto strict = tiny("mistral");
+  const auto strict = tiny_family("mistral");
   expect_has(message_of([&] { strict->set_attn_implementation("acme/few", {.strict = true}); }),
              {"strict", "attention on cpu: attn:attention has no window", "2 layers"});
   EXPECT_EQ(strict->attn_implementation(), "sdpa");

@@ -70,7 +70,7 @@ TEST(AttnImplementation, PagesAreRefusedWithTheNameToWriteInstead) {
   expect_has(refused("sdpa|paged"), {"an attention implementation: sdpa, eager"});
 }
 
-std::shared_ptr<CausalLM> tiny() {
+std::shared_ptr<CausalLM> tiny_llama() {
   const nlohmann::ordered_json config = {
       {"model_type", "llama"},    {"vocab_size", 20},        {"hidden_size", 8},     {"num_hidden_layers", 2},
       {"num_attention_heads", 2}, {"intermediate_size", 12}, {"rms_norm_eps", 1e-5}, {"max_position_embeddings", 16}};
@@ -81,7 +81,7 @@ std::shared_ptr<CausalLM> tiny() {
 
 // Before any weight is read, and a model that is there stays as it was.
 TEST(AttnImplementation, PagesAreRefusedWhereAModelIsLoadedOrChanged) {
-  const auto model = tiny();
+  const auto model = tiny_llama();
   model->set_attn_implementation("eager");
   expect_has(message_of([&] { model->set_attn_implementation("paged|sdpa"); }), {"a paged cache", "\"sdpa\""});
   EXPECT_EQ(model->attn_implementation(), "eager");
@@ -97,7 +97,7 @@ TEST(AttnImplementation, PagesAreRefusedWhereAModelIsLoadedOrChanged) {
 
 // Stock forwards are rows of the report, by choice; what fails leaves the model as it was.
 TEST(AttnImplementation, IsARowOfTheReport) {
-  const auto model = tiny();
+  const auto model = tiny_llama();
   const auto rows = [&] {
     std::vector<KernelRow> found;
     for (const KernelRow& row : model->kernel_report().rows) {
@@ -132,7 +132,7 @@ TEST(AttnImplementation, IsARowOfTheReport) {
 
 // A row for another kind of device says nothing about this one: attn_implementation does.
 TEST(AttnImplementation, ARowForAnotherDeviceLeavesThisOnes) {
-  const auto model = tiny();
+  const auto model = tiny_llama();
   const auto attention = [&]() -> const KernelRow& {
     for (const KernelRow& row : model->kernel_report().rows) {
       if (row.layer == kAttentionLayer) return row;

@@ -66,7 +66,7 @@ void finish(CausalLM& model, const PretrainedOptions& options) {
   }
 }
 
-constexpr const char *kHead = "lm_head.weight", *kEmbedding = "model.embed_tokens.weight";
+constexpr const char *kHeadWeight = "lm_head.weight", *kEmbeddingWeight = "model.embed_tokens.weight";
 
 // Does the checkpoint hold a head that is not the embedding? As transformers has it, tie_word_embeddings does not hold
 // then: files that were saved under a tied config from a model with a head of its own are many.
@@ -83,8 +83,8 @@ at::ScalarType dtype_of_file(const Checkpoint& checkpoint, const at::Device& dev
 }
 
 bool has_head_of_its_own(const Checkpoint& checkpoint, at::ScalarType dtype) {
-  return checkpoint.has(kHead) && checkpoint.has(kEmbedding) &&
-         !at::equal(checkpoint.tensor(kHead, dtype), checkpoint.tensor(kEmbedding, dtype));
+  return checkpoint.has(kHeadWeight) && checkpoint.has(kEmbeddingWeight) &&
+         !at::equal(checkpoint.tensor(kHeadWeight, dtype), checkpoint.tensor(kEmbeddingWeight, dtype));
 }
 
 Json without_tied_embeddings(const Json& config) {
@@ -138,13 +138,14 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     if (!load.dtype) load.dtype = dtype_of_file(*checkpoint, load.device);
   }
   if (model->config().tie_word_embeddings && has_head_of_its_own(*checkpoint, *load.dtype)) {
-    log_warning(config.where(), " sets tie_word_embeddings, and ", checkpoint->where(), " holds a ", kHead,
-                " other than its ", kEmbedding, ": they are not tied; say tie_word_embeddings = false in the config");
+    log_warning(config.where(), " sets tie_word_embeddings, and ", checkpoint->where(), " holds a ", kHeadWeight,
+                " other than its ", kEmbeddingWeight,
+                ": they are not tied; say tie_word_embeddings = false in the config");
     model = from_config(without_tied_embeddings(config));
     model->set_attn_implementation(options.attn_implementation);
   }
   const bool tied = model->config().tie_word_embeddings;
-  if (tied) load.tied = {{kHead, kEmbedding}};
+  if (tied) load.tied = {{kHeadWeight, kEmbeddingWeight}};
   std::optional<LoraAdapter> adapter;
   if (!options.adapter.empty()) adapter = LoraAdapter::read(options.adapter);
   // It may change one of the two: they begin as one tensor under two names.

@@ -21,13 +21,13 @@ using test_support::TempFolder;
 constexpr DeformableAttentionOptions kOptions{.dim = 24, .heads = 4, .levels = 3, .points = 2};
 constexpr double kLimit = 1e-5;  // float32 on both sides, sums of at most 100 terms
 
-double relative_l2(const Tensor& got, const Tensor& want) {
+double l2_error(const Tensor& got, const Tensor& want) {
   return ((got - want).norm() / want.norm().clamp_min(1e-30)).item<double>();
 }
 
-class Oracle {
+class DetrOracle {
  public:
-  Oracle() {
+  DetrOracle() {
     const std::string command =
         cat("env -u LD_PRELOAD timeout 280 ", test_support::test_python(), " ", test_support::source_folder().string(),
             "/hotswap/models/deformable_oracle.py ", folder_.path().string(), " ", test_support::test_seed(), " 2>&1");
@@ -62,12 +62,12 @@ void expect_same(DeformableAttention& attention, const SafetensorsFile& file) {
                                         .reference_points = leaves["reference_points"],
                                         .spatial_shapes = file.tensor("spatial_shapes"),
                                         .level_start_index = file.tensor("level_start_index")});
-  EXPECT_LE(relative_l2(out.detach(), file.tensor("out")), kLimit);
+  EXPECT_LE(l2_error(out.detach(), file.tensor("out")), kLimit);
   torch::autograd::backward({out}, {file.tensor("dout")});
   attention.each_tensor([&](const std::string& name, Tensor& tensor) { leaves[name] = tensor; });
   for (const auto& [name, leaf] : leaves) {
     ASSERT_TRUE(leaf.grad().defined()) << name;
-    EXPECT_LE(relative_l2(leaf.grad(), file.tensor("grad." + name)), kLimit) << name;
+    EXPECT_LE(l2_error(leaf.grad(), file.tensor("grad." + name)), kLimit) << name;
   }
 }
 
@@ -78,7 +78,7 @@ TEST(Deformable, OptionsThatFitNothing) {
 
 TEST(Deformable, DecoderAttentionAsTransformers) {
   if (test_support::no_transformers()) GTEST_SKIP() << *test_support::no_transformers();
-  const Oracle oracle;
+  const DetrOracle oracle;
   for (const int64_t numbers : {2, 4}) {
     SCOPED_TRACE(cat("reference points of ", numbers, " numbers"));
     const SafetensorsFile file = oracle.read(numbers);

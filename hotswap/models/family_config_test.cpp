@@ -24,7 +24,7 @@ std::shared_ptr<CausalLM> model_of(const char* type, const Object& more = Object
   return AutoModelForCausalLM::from_config(Json::parse(object.dump(), "config.json"));
 }
 
-ModelConfig config_of(const char* type, const Object& more = Object::object()) {
+ModelConfig read_config_of(const char* type, const Object& more = Object::object()) {
   return model_of(type, more)->config();
 }
 
@@ -41,7 +41,7 @@ using Windows = std::vector<int64_t>;
 
 TEST(FamilyConfig, GemmasDefaults) {
   for (const char* type : {"gemma", "gemma2", "gemma3_text"}) {
-    const ModelConfig c = config_of(type);
+    const ModelConfig c = read_config_of(type);
     EXPECT_EQ(c.head_dim, 256) << type;
     EXPECT_EQ(c.hidden_act, "gelu_pytorch_tanh") << type;
     EXPECT_TRUE(c.tie_word_embeddings) << type;
@@ -49,16 +49,17 @@ TEST(FamilyConfig, GemmasDefaults) {
     EXPECT_EQ(c.norm_offset, 1) << type;
     expect_has(refused(type, {{"use_bidirectional_attention", true}}), {"use_bidirectional_attention"});
   }
-  const ModelConfig two = config_of("gemma2");
+  const ModelConfig two = read_config_of("gemma2");
   EXPECT_EQ(two.attn_logit_softcapping, 50);
   EXPECT_EQ(two.final_logit_softcapping, 30);
   EXPECT_EQ(two.attention_scale, 0.0625);
   EXPECT_EQ(windows(two), (Windows{4096, 0, 4096}));
-  EXPECT_EQ(windows(config_of("gemma3_text")), (Windows{4096, 4096, 4096}));
-  EXPECT_EQ(windows(config_of("gemma3_text", {{"sliding_window", 7}, {"sliding_window_pattern", 2}})),
+  EXPECT_EQ(windows(read_config_of("gemma3_text")), (Windows{4096, 4096, 4096}));
+  EXPECT_EQ(windows(read_config_of("gemma3_text", {{"sliding_window", 7}, {"sliding_window_pattern", 2}})),
             (Windows{7, 0, 7}));
   const Object full = {"full_attention", "full_attention", "full_attention"};
-  EXPECT_EQ(windows(config_of("gemma2", {{"sliding_window", nullptr}, {"layer_types", full}})), (Windows{0, 0, 0}));
+  EXPECT_EQ(windows(read_config_of("gemma2", {{"sliding_window", nullptr}, {"layer_types", full}})),
+            (Windows{0, 0, 0}));
   expect_has(refused("gemma2", {{"sliding_window", nullptr}}), {"a sliding_window", "null in config.json"});
   expect_has(refused("gemma2", {{"final_logit_softcapping", -1.0}}), {"final_logit_softcapping"});
   expect_has(refused("gemma3_text", {{"attn_logit_softcapping", 50.0}}), {"attn_logit_softcapping"});
@@ -72,29 +73,29 @@ TEST(FamilyConfig, Gemma3sTwoRotaryEmbeddings) {
   const Object before = {
       {"rope_scaling", {{"rope_type", "linear"}, {"factor", 8.0}}}, {"rope_theta", 2e6}, {"rope_local_base_freq", 5e3}};
   for (const Object& form : {now, before}) {
-    const ModelConfig c = config_of("gemma3_text", form);
+    const ModelConfig c = read_config_of("gemma3_text", form);
     EXPECT_EQ(c.rope_parameters.type, "linear");
     EXPECT_EQ(c.rope_parameters.factor, 8);
     EXPECT_EQ(c.rope_parameters.theta, 2e6);
     EXPECT_EQ(c.sliding_rope_parameters.value().type, "default");
     EXPECT_EQ(c.sliding_rope_parameters->theta, 5e3);
   }
-  const ModelConfig c = config_of("gemma3_text");
+  const ModelConfig c = read_config_of("gemma3_text");
   EXPECT_EQ(c.rope_parameters.theta, 1e6);
   EXPECT_EQ(c.sliding_rope_parameters.value().theta, 1e4);
-  EXPECT_FALSE(config_of("gemma2").sliding_rope_parameters);
+  EXPECT_FALSE(read_config_of("gemma2").sliding_rope_parameters);
   expect_has(refused("llama", now), {"one set of rotary parameters", "rope_parameters"});
 }
 
 TEST(FamilyConfig, Phi3s) {
   const Object factors = {{"type", "su"}, {"short_factor", {1.0, 1.0}}, {"long_factor", {2.0, 2.0}}};
-  const ModelConfig c = config_of("phi3", {{"rope_scaling", factors}, {"max_position_embeddings", 8192}});
+  const ModelConfig c = read_config_of("phi3", {{"rope_scaling", factors}, {"max_position_embeddings", 8192}});
   EXPECT_EQ(c.rope_parameters.type, "longrope") << "as its first checkpoints call it";
   EXPECT_EQ(c.rope_parameters.original_max_position_embeddings, 4096) << "the class's default";
   EXPECT_EQ(c.rope_parameters.factor, 2);
   EXPECT_EQ(windows(c), (Windows{0, 0, 0}));
-  EXPECT_EQ(windows(config_of("phi3", {{"sliding_window", 9}})), (Windows{9, 9, 9}));
-  EXPECT_EQ(config_of("phi3", {{"partial_rotary_factor", 0.5}}).rope_parameters.dim, 2);
+  EXPECT_EQ(windows(read_config_of("phi3", {{"sliding_window", 9}})), (Windows{9, 9, 9}));
+  EXPECT_EQ(read_config_of("phi3", {{"partial_rotary_factor", 0.5}}).rope_parameters.dim, 2);
   expect_has(refused("phi3", {{"partial_rotary_factor", 0.75}}), {"partial_rotary_factor", "0.75"});  // 3 of 4
   expect_has(refused("phi3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}}}}), {"rope type of linear"});
   expect_has(refused("phi3", {{"resid_pdrop", 0.1}}), {"resid_pdrop"});
@@ -102,10 +103,11 @@ TEST(FamilyConfig, Phi3s) {
 
 TEST(FamilyConfig, SmolLM3sLayersWithoutRotation) {
   const auto rotates = [](const ModelConfig& c) { return std::vector<bool>{c.rotates(0), c.rotates(1), c.rotates(2)}; };
-  EXPECT_EQ(rotates(config_of("smollm3", {{"no_rope_layer_interval", 2}})), (std::vector<bool>{true, false, true}));
+  EXPECT_EQ(rotates(read_config_of("smollm3", {{"no_rope_layer_interval", 2}})),
+            (std::vector<bool>{true, false, true}));
   const Object slides = {{"no_rope_layers", {0, 1, 1}}, {"use_sliding_window", true}, {"sliding_window", 5}};
-  EXPECT_EQ(rotates(config_of("smollm3", slides)), (std::vector<bool>{false, true, true}));
-  EXPECT_EQ(windows(config_of("smollm3", slides)), (Windows{5, 0, 0}));
+  EXPECT_EQ(rotates(read_config_of("smollm3", slides)), (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(windows(read_config_of("smollm3", slides)), (Windows{5, 0, 0}));
   expect_has(refused("smollm3", {{"no_rope_layers", {1}}}), {"3 no_rope_layers", "got 1"});
 }
 
@@ -116,15 +118,15 @@ TEST(FamilyConfig, DeepSeeks) {
     return more;
   };
   const auto latent = [](const ModelConfig& c) { return latent_attention_options(c, /*layer=*/0); };
-  const ModelConfig c = config_of("deepseek_v3", dense);
+  const ModelConfig c = read_config_of("deepseek_v3", dense);
   EXPECT_EQ(latent(c).q_lora_rank, 1536);
   EXPECT_EQ(latent(c).kv_lora_rank, 512);
   EXPECT_EQ(c.rope_parameters.dim, 64);
   EXPECT_FALSE(latent(c).scale);
-  EXPECT_FALSE(latent(config_of("deepseek_v2", with({{"q_lora_rank", nullptr}}))).q_lora_rank);
+  EXPECT_FALSE(latent(read_config_of("deepseek_v2", with({{"q_lora_rank", nullptr}}))).q_lora_rank);
   const Object yarn = {{"rope_type", "yarn"}, {"factor", 40.0}, {"mscale", 1.0}, {"mscale_all_dim", 1.0}};
   const double stretch = 0.1 * std::log(40.0) + 1;
-  EXPECT_DOUBLE_EQ(latent(config_of("deepseek_v3", with({{"rope_scaling", yarn}}))).scale.value(),
+  EXPECT_DOUBLE_EQ(latent(read_config_of("deepseek_v3", with({{"rope_scaling", yarn}}))).scale.value(),
                    std::pow(192.0, -0.5) * stretch * stretch);
   expect_has(refused("deepseek_v2", {{"num_key_value_heads", 4}}), {"dense layers", "at least 3", "got 0", "experts"});
   expect_has(refused("deepseek_v3", {{"num_key_value_heads", 4}, {"first_k_dense_replace", 2}}), {"experts"});
@@ -142,14 +144,14 @@ TEST(FamilyConfig, DeepSeeks) {
 
 TEST(FamilyConfig, GptOssStretchesWhereNothingIsSaid) {
   const Object sizes = {{"num_local_experts", 2}, {"num_experts_per_tok", 1}};
-  const RopeParameters absent = config_of("gpt_oss", sizes).rope_parameters;
+  const RopeParameters absent = read_config_of("gpt_oss", sizes).rope_parameters;
   EXPECT_EQ(absent.type, "yarn");
   EXPECT_EQ(absent.factor, 32);
   EXPECT_EQ(absent.theta, 150000);
   EXPECT_FALSE(absent.truncate);
   Object plain = sizes;
   plain["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 1e4}};
-  EXPECT_EQ(config_of("gpt_oss", plain).rope_parameters.type, "default");
+  EXPECT_EQ(read_config_of("gpt_oss", plain).rope_parameters.type, "default");
 }
 
 // Each family has its own name for the number of experts, and takes the others.

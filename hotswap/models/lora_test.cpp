@@ -25,7 +25,7 @@ using test_support::put_file;
 using test_support::TempFolder;
 namespace fs = std::filesystem;
 
-constexpr const char* kScript = "models/lora_oracle.py";
+constexpr const char* kLoraScript = "models/lora_oracle.py";
 
 constexpr const char* kCases[] = {
     "llama_all_linear",     "llama_rslora",       "llama_embedding_head",  "llama_tied_both",
@@ -39,13 +39,13 @@ constexpr const char* kCases[] = {
     "gemma3_embedding",     "olmo2_all_linear",   "deepseek_v3_attention", "mamba_projections",
     "jamba_attention_mixer"};
 
-fs::path case_folder(const std::string& name) { return made_data(kScript) / name; }
+fs::path case_folder(const std::string& name) { return made_data(kLoraScript) / name; }
 
-double relative_max(const Tensor& got, const Tensor& expected) {
+double max_error(const Tensor& got, const Tensor& expected) {
   return ((got - expected).abs().max() / expected.abs().max()).item<double>();
 }
 
-double relative_l2(const Tensor& got, const Tensor& expected) {
+double relative_norm(const Tensor& got, const Tensor& expected) {
   return (at::linalg_vector_norm(got - expected) / at::linalg_vector_norm(expected)).item<double>();
 }
 
@@ -54,7 +54,7 @@ Tensor logits_of(CausalLM& model, const Tensor& ids) {
   return model({.input_ids = ids}).logits;
 }
 
-Tensor greedy(CausalLM& model, Tensor ids, int64_t length) {
+Tensor greedy_ids(CausalLM& model, Tensor ids, int64_t length) {
   const at::NoGradGuard no_grad;
   const auto cache = model.make_cache();
   Tensor next = ids;
@@ -79,9 +79,9 @@ class Lora : public testing::TestWithParam<const char*> {
   }
   // Float32 sums of at most 64 terms in two layers, in another order than peft's: 2e-6 was measured.
   void expect_values(CausalLM& model) const {
-    EXPECT_LE(relative_max(logits_of(model, expected("input_ids")), expected("logits")), 1e-5);
+    EXPECT_LE(max_error(logits_of(model, expected("input_ids")), expected("logits")), 1e-5);
     const Tensor ids = expected("greedy"), prompt = ids.narrow(1, 0, 5);
-    EXPECT_TRUE(at::equal(greedy(model, prompt, ids.size(1)), ids));
+    EXPECT_TRUE(at::equal(greedy_ids(model, prompt, ids.size(1)), ids));
   }
   fs::path folder_;
   std::unique_ptr<SafetensorsFile> expected_;
@@ -91,14 +91,14 @@ TEST_P(Lora, Stock) { expect_values(*load()); }
 TEST_P(Lora, Kernelized) { expect_values(*load({.use_kernels = true})); }
 
 // Nothing above means anything where the adapter changes little.
-TEST_P(Lora, ChangesTheModel) { EXPECT_GE(relative_l2(expected("logits"), expected("base_logits")), 0.02); }
+TEST_P(Lora, ChangesTheModel) { EXPECT_GE(relative_norm(expected("logits"), expected("base_logits")), 0.02); }
 
 // peft adds its float32 result to the layer's bfloat16 one and rounds the sum once, as here; what is left is the order
 // of summation, which moves some elements to their neighbour in bfloat16.
 TEST_P(Lora, Bfloat16) {
   const Tensor logits = logits_of(*load({.dtype = "bfloat16"}), expected("input_ids"));
   ASSERT_EQ(logits.scalar_type(), at::kBFloat16);
-  EXPECT_LE(relative_l2(logits.to(at::kFloat), expected("bf16_logits").to(at::kFloat)), 0.01);
+  EXPECT_LE(relative_norm(logits.to(at::kFloat), expected("bf16_logits").to(at::kFloat)), 0.01);
 }
 
 TEST_P(Lora, UnloadedIsTheModelAsItWas) {
@@ -108,7 +108,7 @@ TEST_P(Lora, UnloadedIsTheModelAsItWas) {
   with->unload_adapter();
   EXPECT_EQ(with->adapter_name(), "");
   EXPECT_TRUE(at::equal(logits_of(*with, ids), logits_of(*without, ids)));
-  EXPECT_LE(relative_max(logits_of(*with, ids), expected("base_logits")), 1e-5);
+  EXPECT_LE(max_error(logits_of(*with, ids), expected("base_logits")), 1e-5);
 }
 
 TEST_P(Lora, MergedComputesTheSame) {
@@ -121,7 +121,7 @@ TEST_P(Lora, MergedComputesTheSame) {
   const auto again = AutoModelForCausalLM::from_pretrained(out.path());
   EXPECT_TRUE(at::equal(logits_of(*again, expected("input_ids")),
                         logits_of(*AutoModelForCausalLM::from_pretrained(out.path()), expected("input_ids"))));
-  EXPECT_LE(relative_max(logits_of(*again, expected("input_ids")), expected("logits")), 1e-5);
+  EXPECT_LE(max_error(logits_of(*again, expected("input_ids")), expected("logits")), 1e-5);
 }
 
 // Tensor by tensor: W + s B A in float32, rounded once. Two elements that are neighbours in bfloat16 differ by at most
@@ -315,7 +315,7 @@ TEST_F(LoraFile, ATiedModelIsUntiedOrRefused) {
   const auto again = AutoModelForCausalLM::from_pretrained(source_ / "model");
   again->load_adapter(adapter());
   const SafetensorsFile expected(source_ / "expected.safetensors");
-  EXPECT_LE(relative_max(logits_of(*again, expected.tensor("input_ids")), expected.tensor("logits")), 1e-5);
+  EXPECT_LE(max_error(logits_of(*again, expected.tensor("input_ids")), expected.tensor("logits")), 1e-5);
 }
 
 // Layers with an adapter leave the kernel of a whole layer, by name in the report; the others keep it.

@@ -33,10 +33,10 @@ Object config_of(const std::string& family) {
           {"chunk_size", 4},         {"max_position_embeddings", 64}};
 }
 
-Json parsed(const Object& config) { return Json::parse(config.dump(), "config.json"); }
+Json parsed_config(const Object& config) { return Json::parse(config.dump(), "config.json"); }
 
-std::shared_ptr<CausalLM> tiny(const std::string& family, at::ScalarType dtype = at::kFloat) {
-  auto model = AutoModelForCausalLM::from_config(parsed(config_of(family)));
+std::shared_ptr<CausalLM> tiny_mamba(const std::string& family, at::ScalarType dtype = at::kFloat) {
+  auto model = AutoModelForCausalLM::from_config(parsed_config(config_of(family)));
   model->init_weights(7, dtype);
   model->eval();
   return model;
@@ -48,7 +48,7 @@ class MambaModels : public testing::TestWithParam<const char*> {
 };
 
 TEST_P(MambaModels, StatesStayWhereTheyAreAndBeginAnew) {
-  const auto model = tiny(GetParam());
+  const auto model = tiny_mamba(GetParam());
   const Tensor ids = at::randint(0, 40, {2, 9}, at::kLong);
   const Tensor whole = (*model)({.input_ids = ids}).logits;
   const auto cache = model->make_cache();
@@ -61,7 +61,7 @@ TEST_P(MambaModels, StatesStayWhereTheyAreAndBeginAnew) {
 
 // The slots that only steps of generation reach have no backward, and need none.
 TEST_P(MambaModels, StrictTrains) {
-  const auto model = tiny(GetParam());
+  const auto model = tiny_mamba(GetParam());
   model->requires_grad(true);
   model->train();
   const at::AutoGradMode grad(true);
@@ -79,7 +79,7 @@ TEST_P(MambaModels, StrictTrains) {
 }
 
 TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
-  const auto model = tiny(GetParam());
+  const auto model = tiny_mamba(GetParam());
   const std::set<std::string> served = {"causal_conv1d_fn",       "causal_conv1d_update",      "selective_scan_fn",
                                         "selective_state_update", "mamba_chunk_scan_combined", "MambaRMSNormGated"};
   std::set<std::string> layers;
@@ -99,7 +99,7 @@ TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
 INSTANTIATE_TEST_SUITE_P(Models, MambaModels, testing::Values("mamba", "falcon_mamba", "mamba2", "jamba"));
 
 TEST(MambaConfig, SizesAndLimits) {
-  const auto read = [](Object config) { return family_of(parsed(config)).read_config(parsed(config)); };
+  const auto read = [](Object config) { return family_of(parsed_config(config)).read_config(parsed_config(config)); };
   Object one = config_of("mamba");
   EXPECT_EQ(read(one).mamba.rank, 2);  // a sixteenth of hidden_size, rounded up
   one["time_step_rank"] = "auto";
@@ -135,7 +135,7 @@ TEST(MambaConfig, SizesAndLimits) {
 
 TEST(MambaConfig, OlderFilesNameTheEmbeddingOtherwise) {
   const TempFolder folder;
-  tiny("mamba")->save_pretrained(folder.path());
+  tiny_mamba("mamba")->save_pretrained(folder.path());
   const auto model = AutoModelForCausalLM::from_pretrained(folder.path());
   const auto file = open_checkpoint(folder.path());
   TensorMap tensors;

@@ -9,16 +9,18 @@ namespace {
 
 constexpr size_t kMaxChoices = 1000;
 
-enum class Kind { kJson, kRegex, kChoice, kGrammar };
+enum class RuleKind { kJson, kRegex, kChoice, kGrammar };
 
 // Fields of vLLM's older versions, of llama.cpp and of SGLang.
-constexpr std::pair<const char*, Kind> kOtherNames[] = {
-    {"guided_json", Kind::kJson},     {"guided_regex", Kind::kRegex},
-    {"guided_choice", Kind::kChoice}, {"guided_grammar", Kind::kGrammar},
-    {"grammar", Kind::kGrammar},      {"json_schema", Kind::kJson},
-    {"regex", Kind::kRegex},          {"ebnf", Kind::kGrammar}};
-constexpr std::pair<const char*, Kind> kStructured[] = {
-    {"json", Kind::kJson}, {"regex", Kind::kRegex}, {"choice", Kind::kChoice}, {"grammar", Kind::kGrammar}};
+constexpr std::pair<const char*, RuleKind> kOtherNames[] = {
+    {"guided_json", RuleKind::kJson},     {"guided_regex", RuleKind::kRegex},
+    {"guided_choice", RuleKind::kChoice}, {"guided_grammar", RuleKind::kGrammar},
+    {"grammar", RuleKind::kGrammar},      {"json_schema", RuleKind::kJson},
+    {"regex", RuleKind::kRegex},          {"ebnf", RuleKind::kGrammar}};
+constexpr std::pair<const char*, RuleKind> kStructured[] = {{"json", RuleKind::kJson},
+                                                            {"regex", RuleKind::kRegex},
+                                                            {"choice", RuleKind::kChoice},
+                                                            {"grammar", RuleKind::kGrammar}};
 
 AnswerRules of_schema(const grammar::SchemaJson& schema, const std::string& field) {
   return {.ebnf = grammar::schema_grammar(schema),
@@ -43,20 +45,20 @@ AnswerRules of_choices(const Json& list, const std::string& field) {
   return of_expr(grammar::choice(std::move(choices)), field);
 }
 
-AnswerRules of_kind(Kind kind, const Json& value, const std::string& field) {
+AnswerRules of_kind(RuleKind kind, const Json& value, const std::string& field) {
   switch (kind) {
-    case Kind::kJson: {
+    case RuleKind::kJson: {
       if (!value.is_string()) return of_schema(value.raw(), field);
       const auto text = value.as<std::string>();
       const std::string problem = json_problem(text);
       if (!problem.empty()) bad_request(cat("expected ", field, " as a JSON Schema; got ", problem), field);
       return of_schema(Json::parse(text, field).raw(), field);
     }
-    case Kind::kRegex:
+    case RuleKind::kRegex:
       return of_expr(grammar::regex_expr(value.as<std::string>(), {}), field);
-    case Kind::kChoice:
+    case RuleKind::kChoice:
       return of_choices(value, field);
-    case Kind::kGrammar:
+    case RuleKind::kGrammar:
       break;
   }
   return {.ebnf = grammar::checked_gbnf(value.as<std::string>()), .field = field};

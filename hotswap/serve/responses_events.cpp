@@ -30,7 +30,7 @@ OutJson part_json(Kind kind, const std::string& text) {
   return part;
 }
 
-OutJson usage_json(const Usage& usage) {
+OutJson response_usage(const Usage& usage) {
   return {{"input_tokens", usage.prompt_tokens},
           {"input_tokens_details", {{"cached_tokens", usage.cached_tokens}}},
           {"output_tokens", usage.completion_tokens},
@@ -156,7 +156,7 @@ std::string ResponsesEvents::pieces(const std::vector<std::pair<size_t, TextPiec
 std::string ResponsesEvents::end(const Usage& usage) {
   if (output_.empty()) open(Kind::kContent);  // an answer of no text is a message all the same
   close();
-  usage_ = usage_json(usage);
+  usage_ = response_usage(usage);
   status_ = finish_reason_ == "length" ? "incomplete" : "completed";
   add(status_ == "incomplete" ? "response.incomplete" : "response.completed", {{"response", response()}});
   return take();

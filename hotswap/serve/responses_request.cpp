@@ -26,7 +26,7 @@ constexpr const char* kSame[] = {"model",
 std::string type_of(const Json& item) { return item.is_object() ? item.get<std::string>("type", "message") : ""; }
 
 // A text, or parts that hold texts, as chats have it.
-OutJson content_of(const Json& content, const std::string& where) {
+OutJson item_content(const Json& content, const std::string& where) {
   if (content.is_string()) return content.raw();
   if (!content.is_array()) bad_request(cat("expected ", where, " as a text or a list of parts"), where);
   OutJson parts = OutJson::array();
@@ -59,9 +59,9 @@ class Messages {
       const auto role = item.at<std::string>("role");
       if (role == "assistant") {
         assistant(!messages_.empty() && messages_.back().contains("content"))["content"] =
-            content_of(item.child("content"), where + ".content");
+            item_content(item.child("content"), where + ".content");
       } else {
-        messages_.push_back({{"role", role}, {"content", content_of(item.child("content"), where + ".content")}});
+        messages_.push_back({{"role", role}, {"content", item_content(item.child("content"), where + ".content")}});
       }
     } else if (type == "function_call") {
       assistant(false)["tool_calls"].push_back(
@@ -71,10 +71,10 @@ class Messages {
     } else if (type == "function_call_output") {
       messages_.push_back({{"role", "tool"},
                            {"tool_call_id", item.at<std::string>("call_id")},
-                           {"content", content_of(item.child("output"), where + ".output")}});
+                           {"content", item_content(item.child("output"), where + ".output")}});
     } else if (type == "reasoning") {
       const auto content = item.find("content");
-      if (content) assistant(true)["reasoning_content"] = text_of(content_of(*content, where + ".content"));
+      if (content) assistant(true)["reasoning_content"] = text_of(item_content(*content, where + ".content"));
     } else {
       bad_request(cat("expected items of type message, function_call, function_call_output or reasoning in input; got ",
                       type.empty() ? "none" : type.substr(0, 80)),
@@ -122,7 +122,7 @@ OutJson function_of(const OutJson& flat, const std::string& field) {
   return {{"type", "function"}, {"function", std::move(function)}};
 }
 
-void add_tools(RequestBody& body, OutJson& chat) {
+void add_response_tools(RequestBody& body, OutJson& chat) {
   if (const auto tools = body.json("tools")) {
     if (!tools->is_array()) bad_request("expected tools as a list", "tools");
     chat["tools"] = OutJson::array();
@@ -188,7 +188,7 @@ ResponsesRequest read_responses_request(const std::string& text, const ServedMod
     const auto effort = body.guarded("reasoning", [&] { return reasoning->get<std::string>("effort", ""); });
     if (!effort.empty()) chat["reasoning_effort"] = effort;
   }
-  add_tools(body, chat);
+  add_response_tools(body, chat);
   add_format(body, chat);
   body.ignore({"store", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
                "prompt_cache_retention", "include", "max_tool_calls", "stream_options"});

@@ -45,7 +45,7 @@ ToolChoice choice_of(const Json& choice, std::string& named) {
               "tool_choice");
 }
 
-std::vector<std::string> names_of(const Json& tools) {
+std::vector<std::string> tool_names(const Json& tools) {
   if (!tools.is_array()) bad_request("expected tools as a list", "tools");
   const auto elements = tools.elements();
   if (elements.size() > kMaxTools) bad_request(cat("expected at most ", kMaxTools, " tools"), "tools");
@@ -81,7 +81,7 @@ ToolRequest read_tools(RequestBody& body, const ChatTemplate& chat_template) {
   const auto choice = body.json("tool_choice");
   ToolRequest request{.parallel = body.flag("parallel_tool_calls", true)};
   std::string named;
-  if (tools) request.names = body.guarded("tools", [&] { return names_of(*tools); });
+  if (tools) request.names = body.guarded("tools", [&] { return tool_names(*tools); });
   request.choice = request.names.empty() ? ToolChoice::kNone : ToolChoice::kAuto;
   if (choice) {
     const ToolChoice chosen = body.guarded("tool_choice", [&] { return choice_of(*choice, named); });

@@ -8,7 +8,8 @@
 namespace hotswap::tokenizers {
 namespace {
 
-constexpr size_t kLongest = 1024;  // bytes of an added token: to look for it costs that much for each byte of text
+constexpr size_t kMaxTokenBytes =
+    1024;  // bytes of an added token: to look for it costs that much for each byte of text
 
 }  // namespace
 
@@ -48,9 +49,9 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, const Vocabulary& model
                          const std::string& where) {
   auto next_id = static_cast<int64_t>(model.count());
   for (AddedToken& token : tokens) {
-    if (token.content.empty() || token.content.size() > kLongest) {
+    if (token.content.empty() || token.content.size() > kMaxTokenBytes) {
       throw Error({.kind = ErrorKind::kCorrupt,
-                   .wanted = cat("added tokens with a content of 1 to ", kLongest, " bytes at ", where),
+                   .wanted = cat("added tokens with a content of 1 to ", kMaxTokenBytes, " bytes at ", where),
                    .got = cat(token.content.size(), " bytes with id ", token.id),
                    .next = "give the entry a content of that length, or remove it"});
     }

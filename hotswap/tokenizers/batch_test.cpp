@@ -12,7 +12,7 @@ namespace {
 
 using test_support::Plain;
 
-constexpr const char* kScript = R"(
+constexpr const char* kBatchScript = R"(
 import json, sys
 from tokenizers import Tokenizer
 def shown(e, parts=True):  # a part of a pair has parts of its own there, which the list has as well
@@ -123,7 +123,7 @@ TEST_F(Batch, AsPython) {
     jobs.push_back(cases.back().job);
   }
   const test_support::TempFolder scratch;
-  const auto script = scratch.write("script.py", kScript);
+  const auto script = scratch.write("script.py", kBatchScript);
   write_file(scratch / "in.json", jobs.dump());
   const auto run =
       test_support::run_script(script, cat((scratch / "in.json").string(), " ", (scratch / "out.json").string()));

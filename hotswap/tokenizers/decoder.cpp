@@ -12,7 +12,7 @@ namespace {
 
 using Tokens = std::vector<std::string>;
 
-constexpr size_t kLargest = size_t{1} << 28;  // bytes that a token, or the fused text, may grow to
+constexpr size_t kMaxTextBytes = size_t{1} << 28;  // bytes that a token, or the fused text, may grow to
 
 void replace_all(std::string& text, std::string_view from, std::string_view to) {
   for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size())) {
@@ -64,9 +64,9 @@ class ReplaceDecoder : public Decoder {
       for (const Stretch& stretch : stretches) {
         text += stretch.found ? std::string_view(content_)
                               : std::string_view(token).substr(stretch.begin, stretch.end - stretch.begin);
-        if (text.size() > kLargest) {
+        if (text.size() > kMaxTextBytes) {
           throw Error({.kind = ErrorKind::kCorrupt,
-                       .wanted = cat("tokens of at most ", kLargest, " bytes"),
+                       .wanted = cat("tokens of at most ", kMaxTextBytes, " bytes"),
                        .got = "more, of one token",
                        .next = "the decoder's Replace steps make it that large; correct tokenizer.json"});
         }

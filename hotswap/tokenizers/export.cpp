@@ -9,8 +9,7 @@ namespace hotswap {
 namespace {
 
 using OutJson = nlohmann::ordered_json;
-constexpr int32_t kControl = 3;  // token types of GGUF
-constexpr int32_t kUserDefined = 4;
+using namespace gguf_token;
 
 OutJson byte_level(bool add_prefix_space) {
   return {{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}, {"trim_offsets", true}, {"use_regex", true}};

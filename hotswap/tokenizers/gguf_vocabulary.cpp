@@ -15,7 +15,7 @@ namespace {
 
 using namespace tokenizers;
 
-constexpr int32_t kUnknown = 2, kControl = 3, kUserDefined = 4, kByte = 6;
+using namespace gguf_token;
 
 void check(const GgufVocabulary& v) {
   const auto refuse = [&](std::string wanted, std::string got) {
@@ -41,7 +41,7 @@ void check(const GgufVocabulary& v) {
   }
 }
 
-int32_t type_of(const GgufVocabulary& v, size_t id) { return v.token_types.empty() ? 1 : v.token_types[id]; }
+int32_t type_of_token(const GgufVocabulary& v, size_t id) { return v.token_types.empty() ? 1 : v.token_types[id]; }
 
 std::vector<std::pair<std::string, std::string>> read_merges(const GgufVocabulary& v) {
   std::vector<std::pair<std::string, std::string>> merges;
@@ -69,7 +69,7 @@ std::vector<std::pair<std::string, std::string>> merges_by_score(const GgufVocab
   }
   std::unordered_map<std::string_view, float> scores;
   for (size_t id = 0; id < v.tokens.size(); ++id) {
-    const int32_t type = type_of(v, id);  // the others never come of a merge, nor go into one
+    const int32_t type = type_of_token(v, id);  // the others never come of a merge, nor go into one
     if (type != kUnknown && type != kControl && type != kByte) scores[v.tokens[id]] = v.scores[id];
   }
   struct Way {
@@ -156,14 +156,14 @@ void set_sentence_piece(const GgufVocabulary& v, Tokenizer::Parts& parts, BpeCon
 std::unique_ptr<AddedTokens> added_tokens(const GgufVocabulary& v, const Model& model, const Normalizer* normalizer) {
   std::vector<AddedToken> added;
   std::vector<bool> special(v.tokens.size());
-  for (size_t id = 0; id < v.tokens.size(); ++id) special[id] = type_of(v, id) == kControl;
+  for (size_t id = 0; id < v.tokens.size(); ++id) special[id] = type_of_token(v, id) == kControl;
   if (v.token_types.empty()) {
     for (const auto& id : {v.unk, v.bos, v.eos}) {
       if (id) special[static_cast<size_t>(*id)] = true;
     }
   }
   for (size_t id = 0; id < v.tokens.size(); ++id) {
-    const bool wanted = special[id] || type_of(v, id) == kUserDefined;
+    const bool wanted = special[id] || type_of_token(v, id) == kUserDefined;
     // Of several tokens with the same string the last one is the one that can be reached.
     if (!wanted || v.tokens[id].empty() || model.vocabulary().find(v.tokens[id]) != static_cast<int32_t>(id)) continue;
     added.push_back({.id = static_cast<int64_t>(id), .content = v.tokens[id], .special = special[id]});

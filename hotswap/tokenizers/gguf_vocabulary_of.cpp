@@ -17,7 +17,7 @@ namespace {
 using tokenizers::parse_tokenizer_json;
 using tokenizers::TokenizerJson;
 
-constexpr int32_t kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6;
+using namespace gguf_token;
 constexpr const char* kNext = "keep the model as safetensors (fp8_block, int4_g128), or take another model";
 
 struct KnownSplit {

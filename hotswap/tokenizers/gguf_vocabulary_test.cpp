@@ -18,7 +18,7 @@ namespace {
 namespace fs = std::filesystem;
 using Ids = std::vector<int64_t>;
 
-constexpr const char* kScript = "tokenizers/golden_tokenizers.py";
+constexpr const char* kGoldenScript = "tokenizers/golden_tokenizers.py";
 
 // Reads the tokenizer's keys of a GGUF file that is known to be sound.
 class MetadataReader {
@@ -149,7 +149,7 @@ TEST(GgufVocabulary, SmolLm2GivesTheGoldenIds) {
   const test_support::TempFolder folder;
   write_tokenizer(folder.path(), vocabulary, std::nullopt);
   const auto python =
-      test_support::run_script(test_support::source_folder() / "hotswap" / kScript,
+      test_support::run_script(test_support::source_folder() / "hotswap" / kGoldenScript,
                                cat((folder / "out").string(), " ", (folder / "tokenizer.json").string()));
   ASSERT_EQ(python.status, 0) << python.output;
   expect_golden(tokenizer, Json::read(folder / "out/tokenizer_golden.json"));
@@ -157,7 +157,7 @@ TEST(GgufVocabulary, SmolLm2GivesTheGoldenIds) {
 
 // Without merges they follow from the scores: a tokenizer whose merges are known, written as a GGUF would have it.
 TEST(GgufVocabulary, ScoresMakeTheMerges) {
-  const fs::path data = test_support::made_data(kScript);
+  const fs::path data = test_support::made_data(kGoldenScript);
   const Tokenizer expected = Tokenizer::from_file(data / "tokenizers/normalizers/tokenizer.json");
   GgufVocabulary v;
   v.model = "llama";
@@ -198,7 +198,7 @@ GgufVocabulary tiny() {
   return v;
 }
 
-std::string refusal(const GgufVocabulary& v) {
+std::string refusal_of(const GgufVocabulary& v) {
   try {
     Tokenizer::from_vocabulary(v);
   } catch (const Error& e) {
@@ -208,12 +208,12 @@ std::string refusal(const GgufVocabulary& v) {
 }
 
 TEST(GgufVocabulary, RefusesWhatDoesNotFit) {
-  EXPECT_EQ(refusal(tiny()), "accepted");
+  EXPECT_EQ(refusal_of(tiny()), "accepted");
   EXPECT_EQ(Tokenizer::from_vocabulary(tiny()).ids("ab"), (Ids{1, 5, 4}));
   const auto with = [](auto change) {
     GgufVocabulary v = tiny();
     change(v);
-    return refusal(v);
+    return refusal_of(v);
   };
   EXPECT_NE(with([](auto& v) { v.model = "bert"; }).find("'bert'"), std::string::npos);
   EXPECT_NE(with([](auto& v) { v.tokens.clear(); }).find("tokens"), std::string::npos);

@@ -19,7 +19,7 @@ std::string file(const std::string& model, const std::string& normalizer = "null
              "}");
 }
 
-std::string refusal(const std::string& text) {
+std::string refusal_of_text(const std::string& text) {
   return message_of([&] { Tokenizer::from_json(text, "t.json"); });
 }
 
@@ -29,7 +29,7 @@ constexpr const char* kWordPiece =
 
 TEST(HostileTokenizer, Unigram) {
   const auto model = [](const char* unknown, const char* vocabulary) {
-    return refusal(file(cat(R"({"type":"Unigram","unk_id":)", unknown, ",\"vocab\":", vocabulary, "}")));
+    return refusal_of_text(file(cat(R"({"type":"Unigram","unk_id":)", unknown, ",\"vocab\":", vocabulary, "}")));
   };
   expect_has(model("0", "[]"), {"pieces with scores"});
   expect_has(model("0", R"({"a":0})"), {"pieces with scores"});
@@ -46,7 +46,8 @@ TEST(HostileTokenizer, Unigram) {
   expect_has(model("0", R"([{"a":0}])"), {"an object"});
   expect_has(model("0", R"([["a",1e999]])"), {"JSON"});
   const std::string full = file(kUnigram);
-  for (size_t size = 0; size < full.size(); ++size) EXPECT_NE(refusal(full.substr(0, size)), "no error") << size;
+  for (size_t size = 0; size < full.size(); ++size)
+    EXPECT_NE(refusal_of_text(full.substr(0, size)), "no error") << size;
   const Tokenizer without =
       Tokenizer::from_json(file(R"({"type":"Unigram","unk_id":null,"vocab":[["a",0]]})"), "t.json");
   EXPECT_EQ(without.ids("aa"), (std::vector<int64_t>{0, 0}));
@@ -58,18 +59,19 @@ TEST(HostileTokenizer, WordPieceAndWordLevel) {
   expect_has(message_of([&] { pieces.ids("b"); }), {"'[UNK]'"});
   std::string endless = kWordPiece;
   endless.replace(endless.find("100"), 3, "-1");
-  expect_has(refusal(file(endless)), {"max_input_chars_per_word"});
+  expect_has(refusal_of_text(file(endless)), {"max_input_chars_per_word"});
   const Tokenizer words =
       Tokenizer::from_json(file(R"({"type":"WordLevel","unk_token":"<unk>","vocab":{"a":0}})"), "t.json");
   expect_has(message_of([&] { words.ids("b"); }), {"'<unk>'"});
-  expect_has(refusal(file(R"({"type":"WordLevel","unk_token":"<unk>","vocab":[["a",0]]})")), {"the other kind"});
+  expect_has(refusal_of_text(file(R"({"type":"WordLevel","unk_token":"<unk>","vocab":[["a",0]]})")),
+             {"the other kind"});
 }
 
 TEST(HostileTokenizer, PostProcessorsOfUnknownIds) {
   for (const char* type : {"BertProcessing", "RobertaProcessing"}) {
     const auto with = [&](const char* sep) {
       const char* flags = *type == 'R' ? R"(,"trim_offsets":true,"add_prefix_space":true)" : "";
-      return refusal(
+      return refusal_of_text(
           file(kUnigram, "null", cat(R"({"type":")", type, R"(","cls":["<unk>",0],"sep":)", sep, flags, "}")));
     };
     EXPECT_EQ(with(R"(["a",1])"), "no error");
@@ -94,7 +96,7 @@ TEST(HostileTokenizer, Precompiled) {
   const auto normalizer = [](const std::string& table) {
     return cat(R"({"type":"Precompiled","precompiled_charsmap":")", table, "\"}");
   };
-  const auto read = [&](const std::string& table) { return refusal(file(kUnigram, normalizer(table))); };
+  const auto read = [&](const std::string& table) { return refusal_of_text(file(kUnigram, normalizer(table))); };
   const auto encode = [&](const std::string& table, const char* text) {
     return message_of([&] { Tokenizer::from_json(file(kUnigram, normalizer(table)), "t.json").ids(text); });
   };
@@ -131,7 +133,7 @@ TEST(HostileTokenizer, OtherFormsAreNamed) {
 
 TEST(HostileTokenizer, TruncationAndPadding) {
   const auto with = [](const char* key, const char* value) {
-    return refusal(file(kUnigram, "null", "null", cat(",\"", key, "\":", value)));
+    return refusal_of_text(file(kUnigram, "null", "null", cat(",\"", key, "\":", value)));
   };
   EXPECT_EQ(
       with(

@@ -113,7 +113,7 @@ namespace {{
     clean = normalizers.BertNormalizer(**{**BERT, "clean_text": True})
     accents = normalizers.BertNormalizer(**{**BERT, "strip_accents": True})
     print(array("kPunctuation", "The pre-tokenizer Punctuation.", ranges(punctuation())))
-    print(array("kControl", "What clean_text of BertNormalizer removes.", ranges(removed_by(clean))))
+    print(array("kRemovedByClean", "What clean_text of BertNormalizer removes.", ranges(removed_by(clean))))
     print(array("kNonspacing", "What strip_accents of BertNormalizer removes.", ranges(removed_by(accents))))
     print(array("kMark", "What StripAccents removes.", ranges(removed_by(normalizers.StripAccents()))))
     print(array("kScripts", "The scripts of UnicodeScripts, by number.", scripts(), "ScriptRange"))
@@ -124,7 +124,7 @@ namespace {{
         """}  // namespace
 
 CodePointRanges punctuation_ranges() { return kPunctuation; }
-CodePointRanges control_ranges() { return kControl; }
+CodePointRanges control_ranges() { return kRemovedByClean; }
 CodePointRanges nonspacing_ranges() { return kNonspacing; }
 CodePointRanges mark_ranges() { return kMark; }
 CodePointRanges joining_ranges() { return kJoining; }

@@ -6,12 +6,12 @@
 namespace hotswap::tokenizers {
 namespace {
 
-constexpr size_t kLargest = size_t{1} << 27;  // bytes of a text, before and after it is normalized
+constexpr size_t kMaxInputBytes = size_t{1} << 27;  // bytes of a text, before and after it is normalized
 
 void check_size(size_t size) {
-  if (size <= kLargest) return;
+  if (size <= kMaxInputBytes) return;
   throw Error({.kind = ErrorKind::kInvalidArgument,
-               .wanted = cat("a text of at most ", kLargest, " bytes, also when normalized"),
+               .wanted = cat("a text of at most ", kMaxInputBytes, " bytes, also when normalized"),
                .got = cat(size, " bytes"),
                .next = "encode it in parts"});
 }

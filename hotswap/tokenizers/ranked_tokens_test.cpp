@@ -17,7 +17,7 @@ using test_support::TempFolder;
 constexpr const char* kPattern = R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+)";
 
 // Trains byte-level tokens, writes them as tekken.json and ranks.tiktoken, and each file's conversion.
-constexpr const char* kScript = R"(
+constexpr const char* kRanksScript = R"(
 import base64, json, sys
 from pathlib import Path
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -45,7 +45,7 @@ class RankedTokens : public test_support::WithTransformers<> {};
 
 TEST_F(RankedTokens, AsTransformersConvertsThem) {
   const TempFolder folder;
-  const auto script = folder.write("script.py", kScript);
+  const auto script = folder.write("script.py", kRanksScript);
   const auto pattern = folder.write("pattern.txt", kPattern);
   const auto run = test_support::run_script(
       script,

@@ -18,7 +18,7 @@ constexpr std::string_view kNotSpace =
     R"(\x{0}-\x{8}\x{e}-\x{1f}\x{21}-\x{84}\x{86}-\x{9f}\x{a1}-\x{167f}\x{1681}-\x{1fff}\x{200b}-\x{2027})"
     R"(\x{202a}-\x{202e}\x{2030}-\x{205e}\x{2060}-\x{2fff}\x{3001}-\x{10ffff})";
 constexpr std::string_view kHex = "0-9A-Fa-f";
-constexpr size_t kLongest = 1 << 20;  // bytes of a translated pattern; classes like \\w are long
+constexpr size_t kMaxPatternBytes = 1 << 20;  // bytes of a translated pattern; classes like \\w are long
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
@@ -54,7 +54,7 @@ class Translator {
     groups_.push_back({0, 0});
     while (at_ < in_.size()) {
       item();
-      if (out_.size() > kLongest) unsupported("too much");
+      if (out_.size() > kMaxPatternBytes) unsupported("too much");
     }
     if (groups_.size() != 1) unsupported("a group without ')'");
     close(groups_.back());

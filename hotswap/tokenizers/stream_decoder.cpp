@@ -8,7 +8,7 @@ namespace {
 
 // Decoding looks at its first token in a special way (a leading blank goes), so some tokens stay as a run-up.
 constexpr size_t kRunUp = 8;
-constexpr size_t kLongest = 32;
+constexpr size_t kMaxHeldTokens = 32;
 
 // The text without replacement characters at its end: they may be the beginning of a character.
 size_t certain_size(std::string_view text) {
@@ -43,7 +43,7 @@ std::string StreamDecoder::push(int64_t id) {
   if (certain <= given_) return "";
   std::string out = text.substr(given_, certain - given_);
   given_ = certain;
-  if (ids_.size() >= kLongest && certain == text.size()) {
+  if (ids_.size() >= kMaxHeldTokens && certain == text.size()) {
     const std::vector<int64_t> kept(ids_.end() - kRunUp, ids_.end());
     const std::string run_up = tokenizer_.decode(kept);
     if (!run_up.empty()) {

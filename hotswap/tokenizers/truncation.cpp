@@ -7,7 +7,7 @@
 namespace hotswap::tokenizers {
 namespace {
 
-constexpr int64_t kLongest = int64_t{1} << 27;  // tokens
+constexpr int64_t kMaxLength = int64_t{1} << 27;  // tokens
 
 int64_t length_of(const Encoding& encoding) { return static_cast<int64_t>(encoding.ids.size()); }
 
@@ -137,9 +137,9 @@ void pad(std::span<Encoding> batch, const Padding& padding) {
     for (const Encoding& encoding : batch) length = std::max(length, length_of(encoding));
   }
   if (padding.multiple_of > 0) length = (length + padding.multiple_of - 1) / padding.multiple_of * padding.multiple_of;
-  if (length < 0 || length > kLongest || padding.multiple_of < 0 || padding.multiple_of > kLongest) {
+  if (length < 0 || length > kMaxLength || padding.multiple_of < 0 || padding.multiple_of > kMaxLength) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = cat("padding to 0 to ", kLongest, " tokens"),
+                 .wanted = cat("padding to 0 to ", kMaxLength, " tokens"),
                  .got = cat("length ", length, ", multiple_of ", padding.multiple_of),
                  .next = "use a smaller length"});
   }

@@ -39,7 +39,7 @@ constexpr CodePointRange kPunctuation[] = {
     {0x16a6e, 0x16a6f}, {0x16af5, 0x16af5}, {0x16b37, 0x16b3b}, {0x16b44, 0x16b44}, {0x1bc9f, 0x1bc9f},
     {0x1da87, 0x1da8b}};
 // What clean_text of BertNormalizer removes.
-constexpr CodePointRange kControl[] = {
+constexpr CodePointRange kRemovedByClean[] = {
     {0x0, 0x8},         {0xb, 0xc},         {0xe, 0x1f},        {0x7f, 0x9f},       {0xad, 0xad},
     {0x600, 0x605},     {0x61c, 0x61c},     {0x6dd, 0x6dd},     {0x70f, 0x70f},     {0x180e, 0x180e},
     {0x200b, 0x200f},   {0x202a, 0x202e},   {0x2060, 0x2064},   {0x2066, 0x206f},   {0xe000, 0xf8ff},
@@ -482,7 +482,7 @@ constexpr LowercaseRange kLateLowercase[] = {{0x1c89, 0x1c89, 1},   {0xa7cb, 0xa
 }  // namespace
 
 CodePointRanges punctuation_ranges() { return kPunctuation; }
-CodePointRanges control_ranges() { return kControl; }
+CodePointRanges control_ranges() { return kRemovedByClean; }
 CodePointRanges nonspacing_ranges() { return kNonspacing; }
 CodePointRanges mark_ranges() { return kMark; }
 CodePointRanges joining_ranges() { return kJoining; }

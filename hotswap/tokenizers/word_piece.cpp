@@ -8,7 +8,7 @@
 namespace hotswap::tokenizers {
 namespace {
 
-DoubleArray trie_of(const Vocabulary& vocabulary, std::string_view prefix) {
+DoubleArray word_piece_trie(const Vocabulary& vocabulary, std::string_view prefix) {
   std::vector<std::pair<std::string_view, int32_t>> keys;
   for (int32_t id = 0; id < vocabulary.id_end(); ++id) {
     const std::string_view token = vocabulary.token(id);
@@ -31,8 +31,8 @@ WordPiece::WordPiece(WordPieceConfig config)
       unknown_token_(std::move(config.unknown_token)),
       where_(std::move(config.where)),
       max_characters_(static_cast<size_t>(config.max_characters)),
-      first_(trie_of(vocabulary(), "")),
-      continuing_(trie_of(vocabulary(), config.continuing_prefix)) {}
+      first_(word_piece_trie(vocabulary(), "")),
+      continuing_(word_piece_trie(vocabulary(), config.continuing_prefix)) {}
 
 std::unique_ptr<Model::Scratch> WordPiece::make_scratch() const { return std::make_unique<CachingScratch>(); }
 

@@ -31,7 +31,7 @@ struct PackedCase {
   int64_t dim = 24;
 };
 
-void check(const PackedCase& c, at::ScalarType dtype) {
+void check_packed(const PackedCase& c, at::ScalarType dtype) {
   constexpr int64_t kHeads = 4, kKeyHeads = 2, kValues = 16;
   if (!device_takes({.rows = 1, .keys = 1, .dim = c.dim, .value_dim = kValues}, dtype)) return;
   const std::string what = shown(c.masks) + " " + c10::toString(dtype);
@@ -94,12 +94,12 @@ TEST(Packed, IsEachSequenceAlone) {
       {}, {.causal = true}, {.causal = true, .left = 6, .sinks = true}, {.causal = true, .chunk = 8}};
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const Masks& m : masks) {
-      check({{3, 0, 40, 1}, {3, 0, 40, 1}, {}, m}, dtype);
-      check({{0, 2, 11, 0}, {5, 30, 0, 0}, {}, m}, dtype);
-      check({{30, 2, 5}, {50, 20, 9}, {33, 0, 9}, m}, dtype);
+      check_packed({{3, 0, 40, 1}, {3, 0, 40, 1}, {}, m}, dtype);
+      check_packed({{0, 2, 11, 0}, {5, 30, 0, 0}, {}, m}, dtype);
+      check_packed({{30, 2, 5}, {50, 20, 9}, {33, 0, 9}, m}, dtype);
     }
   }
-  check({{}, {}, {}, {}}, exact_dtype());
+  check_packed({{}, {}, {}, {}}, exact_dtype());
 }
 
 // A backward on the CPU keeps keys as it has laid them out, for the rows to come of the same unit of work, which with
@@ -109,8 +109,8 @@ TEST(Packed, KeysAreKept) {
   if (on_cuda()) GTEST_SKIP() << "a GPU keeps none";
   const Lengths queries{100, 1, 1, 1, 1, 1, 1, 1}, keys{300, 1, 1, 1, 1, 1, 1, 1};
   for (const Masks& m : {Masks{.causal = true}, Masks{.causal = true, .left = 90}, Masks{.left = 20, .right = 150}}) {
-    check({queries, keys, {}, m}, at::kFloat);
-    check({queries, keys, {}, m, 3000}, at::kFloat);
+    check_packed({queries, keys, {}, m}, at::kFloat);
+    check_packed({queries, keys, {}, m, 3000}, at::kFloat);
   }
 }
 
@@ -142,7 +142,7 @@ struct DecodeCase {
   Masks masks = {.causal = true};
 };
 
-void check(const DecodeCase& c, at::ScalarType dtype) {
+void check_packed(const DecodeCase& c, at::ScalarType dtype) {
   constexpr int64_t kKeyHeads = 2, kDim = 40, kValues = 24, kCapacity = 1536;
   if (!device_takes({.rows = 1, .keys = 1, .dim = kDim, .value_dim = kValues}, dtype)) return;
   const std::string what = "rows " + std::to_string(c.rows) + " group " + std::to_string(c.group) + " page " +
@@ -205,11 +205,11 @@ void check(const DecodeCase& c, at::ScalarType dtype) {
 TEST(Decode, IsEachSequenceAlone) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t page : {0, 16, 64, 256}) {
-      check({1, 1, {5, 300, 0, 1400}, 0, page}, dtype);
-      check({1, 4, {5, 300, -1, 1400, 0}, 1, page}, dtype);
-      check({3, 4, {-1, 17, 1000}, 3, page, 0, {.causal = true, .left = 50, .sinks = true}}, dtype);
-      check({40, 2, {100, 60, 1490}, 40, page}, dtype);  // more rows than are streamed
-      for (const int64_t splits : {1, 3, 17}) check({1, 7, {1400, 9}, 1, page, splits, {.sinks = true}}, dtype);
+      check_packed({1, 1, {5, 300, 0, 1400}, 0, page}, dtype);
+      check_packed({1, 4, {5, 300, -1, 1400, 0}, 1, page}, dtype);
+      check_packed({3, 4, {-1, 17, 1000}, 3, page, 0, {.causal = true, .left = 50, .sinks = true}}, dtype);
+      check_packed({40, 2, {100, 60, 1490}, 40, page}, dtype);  // more rows than are streamed
+      for (const int64_t splits : {1, 3, 17}) check_packed({1, 7, {1400, 9}, 1, page, splits, {.sinks = true}}, dtype);
     }
   }
 }

@@ -10,7 +10,7 @@
 namespace kernels::testing {
 namespace {
 
-constexpr at::ScalarType kDTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+constexpr at::ScalarType kPackedDTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
 // On the tests' device, whatever the arguments are on; the result comes to the CPU.
 Tensor call(const std::string& packing, const Tensor& x, const Tensor& bytes, const Tensor& bias = {}) {
@@ -47,7 +47,7 @@ TEST(PackedLinear, IsWithinItsBoundOfFloat64) {
   const Shapes few = {{1, 32}, {7, 64}, {35, 576}, {19, 1056}, {33, 4352}}, many = {{1, 64}, {103, 1056}};
   for (const PackingFormula& each : packings()) {
     const std::string packing = each.name;
-    for (const auto dtype : kDTypes) {
+    for (const auto dtype : kPackedDTypes) {
       for (const int64_t rows : {1, 2, 3, 4, 5, 9, 16, 17, 33, 70, 515}) {
         for (const auto& [out, least] : rows > 33 ? many : few) {
           const int64_t in = (least + each.block - 1) / each.block * each.block;
@@ -74,7 +74,7 @@ TEST(PackedLinear, EachWeightIsItsDequantisedFormBitForBit) {
   for (const PackingFormula& each : packings()) {
     const int64_t in = std::max<int64_t>(64, each.block);
     const PackedWeight w = random_weight(each.name, 5, in);
-    for (const auto dtype : kDTypes) {  // in 16 bits rounded once
+    for (const auto dtype : kPackedDTypes) {  // in 16 bits rounded once
       const Tensor expected = w.numbers.t().to(at::kFloat).to(dtype).contiguous(), one = at::eye(in).to(dtype);
       expect_equal(call(each.name, one, w.bytes), expected, each.name);
       for (int64_t i = 0; i < in; ++i) {
@@ -108,7 +108,7 @@ TEST(PackedLinear, ARowHasTheSameBitsInAnyCompany) {
 }
 
 TEST(PackedLinear, EveryLayoutGivesTheSame) {
-  for (const auto dtype : kDTypes) {
+  for (const auto dtype : kPackedDTypes) {
     const PackedWeight w = random_weight("Q4_0", 9, 64);
     for (const int64_t rows : {3, 6}) {
       const Tensor x = random_tensor({rows, 64}, dtype), want = call("Q4_0", x, w.bytes);

@@ -13,7 +13,7 @@
 namespace kernels::testing {
 namespace {
 
-constexpr at::ScalarType kDTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
+constexpr at::ScalarType kSampleDTypes[] = {at::kFloat, at::kBFloat16, at::kHalf};
 
 struct Settings {
   double temperature = 1;
@@ -101,7 +101,7 @@ Tensor sample(const Tensor& x, const std::vector<Settings>& settings) {
 // equal; the distributions of a model (few likely ones) and of a random one (all alike).
 TEST(Sample, IsWhatTheDefinitionSays) {
   std::mt19937_64 random(seed());
-  for (const auto dtype : kDTypes) {
+  for (const auto dtype : kSampleDTypes) {
     for (const int64_t cols : {1, 2, 7, 31, 130, 1027, 4096, 50257, 151936, 460001}) {
       for (const int64_t rows : {1, 5}) {
         for (const double spread : {0.02, 4.0}) {

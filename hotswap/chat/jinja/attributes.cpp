@@ -13,7 +13,7 @@ namespace hotswap::jinja {
 namespace {
 
 template <size_t size>
-bool among(const std::string& name, const char* const (&names)[size]) {
+bool is_one_of(const std::string& name, const char* const (&names)[size]) {
   return std::any_of(std::begin(names), std::end(names), [&](const char* one) { return name == one; });
 }
 
@@ -37,7 +37,7 @@ Value dict_get(const Value& object, const Arguments& arguments) {
 
 std::optional<Value> dict_attribute(const Value& object, const std::string& name) {
   static constexpr const char* kChanging[] = {"clear", "pop", "popitem", "setdefault", "update"};
-  if (among(name, kChanging)) return unsafe(object, name);
+  if (is_one_of(name, kChanging)) return unsafe(object, name);
   if (name == "get") return method(object, name, dict_get);
   const auto view = [&](View::Which which) {
     return method(object, name, [which](const Value& self, const Arguments& arguments) {
@@ -72,7 +72,7 @@ Value count_in(const Value& object, const Arguments& arguments) {
 std::optional<Value> sequence_attribute(const Value& object, const std::string& name) {
   static constexpr const char* kChanging[] = {"append", "clear", "pop",    "reverse",
                                               "insert", "sort",  "extend", "remove"};
-  if (object.is(Kind::kList) && among(name, kChanging)) return unsafe(object, name);
+  if (object.is(Kind::kList) && is_one_of(name, kChanging)) return unsafe(object, name);
   if (object.sequence().group && name == "grouper") return object.items()[0];
   if (object.sequence().group && name == "list") return object.items()[1];
   if (name == "index") return method(object, name, index_of);
@@ -170,7 +170,7 @@ std::optional<Value> find_attribute(const Value& object, const std::string& name
     static constexpr const char* kDunders[] = {
         "__class__",   "__doc__",  "__init__",   "__dict__",       "__eq__",      "__hash__", "__len__", "__iter__",
         "__getitem__", "__call__", "__module__", "__subclasses__", "__globals__", "__str__",  "__repr__"};
-    return among(name, kDunders) ? std::optional(unsafe(object, name)) : std::nullopt;
+    return is_one_of(name, kDunders) ? std::optional(unsafe(object, name)) : std::nullopt;
   }
   std::optional<Value> found;
   switch (object.kind()) {
@@ -214,7 +214,7 @@ Value get_attribute(Interpreter&, const Value& object, const std::string& name) 
   if (object.is_undefined()) {  // Python's object has these, and the sandbox hides them
     static constexpr const char* kOwn[] = {"__class__", "__doc__", "__init__", "__eq__",
                                            "__hash__",  "__len__", "__iter__"};
-    if (among(name, kOwn)) return unsafe(object, name);
+    if (is_one_of(name, kOwn)) return unsafe(object, name);
     fail_undefined(object);
   }
   if (auto found = find_attribute(object, name)) return *found;

@@ -11,7 +11,7 @@
 namespace hotswap::jinja {
 namespace {
 
-constexpr int64_t kWidest = 1 << 20;
+constexpr int64_t kMaxBraceWidth = 1 << 20;
 
 struct Spec {
   std::u32string fill = U" ";
@@ -37,7 +37,7 @@ Spec parse_spec(const std::string& text) {
     int64_t value = 0;
     while (at < spec.size() && spec[at] >= '0' && spec[at] <= '9') {
       value = value * 10 + static_cast<int64_t>(spec[at++] - '0');
-      if (value > kWidest) value_error("Too many decimal digits in format string");
+      if (value > kMaxBraceWidth) value_error("Too many decimal digits in format string");
     }
     return value;
   };

@@ -123,7 +123,7 @@ bool is_sequence(const Value& v) {
          v.is_undefined();
 }
 
-bool one_case(const Value& input, bool upper) {
+bool is_one_case(const Value& input, bool upper) {
   bool found = false;
   for (const char32_t c : decode(str(input))) {
     if (is_title(c) || (upper ? jinja::is_lower(c) : jinja::is_upper(c))) return false;
@@ -131,8 +131,8 @@ bool one_case(const Value& input, bool upper) {
   }
   return found;
 }
-bool is_lower_text(const Value& v) { return one_case(v, false); }
-bool is_upper_text(const Value& v) { return one_case(v, true); }
+bool is_lower_text(const Value& v) { return is_one_case(v, false); }
+bool is_upper_text(const Value& v) { return is_one_case(v, true); }
 
 bool remainder_is(const Value& value, const Value& divisor, int64_t rest) {
   return equal(apply(Operator::kModulo, value, divisor), Value::integer(rest));

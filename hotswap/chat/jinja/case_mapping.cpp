@@ -103,7 +103,7 @@ constexpr char32_t kInWords[] = {0x27,   0x2E,   0x3A,   0xB7,   0x387,  0x55F, 
 utf8proc_int32_t code(char32_t c) { return static_cast<utf8proc_int32_t>(c); }
 
 template <size_t size>
-bool among(char32_t c, const Span (&spans)[size]) {
+bool in_spans(char32_t c, const Span (&spans)[size]) {
   const auto after = std::upper_bound(std::begin(spans), std::end(spans), c,
                                       [](char32_t value, const Span& span) { return value < span.first; });
   return after != std::begin(spans) && c <= std::prev(after)->last;
@@ -171,11 +171,11 @@ void append_lower(std::u32string& out, std::u32string_view text, size_t at) {
 
 }  // namespace
 
-bool is_lower(char32_t c) { return utf8proc_category(code(c)) == UTF8PROC_CATEGORY_LL || among(c, kOtherLower); }
-bool is_upper(char32_t c) { return utf8proc_category(code(c)) == UTF8PROC_CATEGORY_LU || among(c, kOtherUpper); }
+bool is_lower(char32_t c) { return utf8proc_category(code(c)) == UTF8PROC_CATEGORY_LL || in_spans(c, kOtherLower); }
+bool is_upper(char32_t c) { return utf8proc_category(code(c)) == UTF8PROC_CATEGORY_LU || in_spans(c, kOtherUpper); }
 bool is_title(char32_t c) { return utf8proc_category(code(c)) == UTF8PROC_CATEGORY_LT; }
-bool is_digit(char32_t c) { return is_decimal(c) || among(c, kDigits); }
-bool is_numeric(char32_t c) { return tokenizers::is_numeric(c) || among(c, kNumericIdeographs); }
+bool is_digit(char32_t c) { return is_decimal(c) || in_spans(c, kDigits); }
+bool is_numeric(char32_t c) { return tokenizers::is_numeric(c) || in_spans(c, kNumericIdeographs); }
 
 std::u32string upper(std::u32string_view text) {
   std::u32string out;

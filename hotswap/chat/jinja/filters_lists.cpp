@@ -186,7 +186,7 @@ Value attr(Interpreter&, const Value& input, const Arguments& arguments) {
   return found ? *found : undefined_attribute(input, p.at(0));
 }
 
-Value join(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
+Value join_filter(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
   const Parameters p("join", arguments, {"d", "attribute"});
   const Path path(p.optional(1));
   const std::string between = p.given(0) ? str(p.at(0)) : "";
@@ -385,7 +385,7 @@ const Filters& list_filters() {
                               {"first", first},
                               {"groupby", groupby},
                               {"items", items},
-                              {"join", join},
+                              {"join", join_filter},
                               {"last", last},
                               {"length", length},
                               {"list", list},

@@ -29,7 +29,7 @@ Value string(Interpreter&, const Value& input, const Arguments& arguments) {
 }
 
 template <char method>
-Value mapped(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
+Value mapped_input(Interpreter& interpreter, const Value& input, const Arguments& arguments) {
   const Parameters none("filter", arguments, {});
   return call_method(interpreter, soft_string(input),
                      method == 'u'   ? "upper"
@@ -64,7 +64,7 @@ Value trim(Interpreter& interpreter, const Value& input, const Arguments& argume
   return call_method(interpreter, soft_string(input), "strip", {{p.get(0, Value::none())}, {}});
 }
 
-Value replace(Interpreter&, const Value& input, const Arguments& arguments) {
+Value replace_filter(Interpreter&, const Value& input, const Arguments& arguments) {
   const Parameters p("replace", arguments, {"old", "new", "count"}, 2);
   const int64_t count = p.optional(2) ? p.integer(2, -1) : -1;
   return Value::string(replace_all(str(input), str(p.at(0)), str(p.at(1)), count));
@@ -246,23 +246,23 @@ Value pprint(Interpreter&, const Value& input, const Arguments& arguments) {
 }
 
 template <int which>
-Value unsupported(Interpreter&, const Value&, const Arguments&) {
+Value unsupported_filter(Interpreter&, const Value&, const Arguments&) {
   fail(Fault::kUnsupported, which == 0 ? "the filter urlize" : "the filter wordwrap");
 }
 
 }  // namespace
 
 const Filters& text_filters() {
-  static const Filters all = {{"capitalize", mapped<'c'>},
+  static const Filters all = {{"capitalize", mapped_input<'c'>},
                               {"center", center},
                               {"e", escaped},
                               {"escape", escaped},
                               {"forceescape", force_escape},
                               {"format", format},
                               {"indent", indent},
-                              {"lower", mapped<'l'>},
+                              {"lower", mapped_input<'l'>},
                               {"pprint", pprint},
-                              {"replace", replace},
+                              {"replace", replace_filter},
                               {"safe", safe},
                               {"string", string},
                               {"striptags", strip_tags},
@@ -270,11 +270,11 @@ const Filters& text_filters() {
                               {"tojson", tojson},
                               {"trim", trim},
                               {"truncate", truncate},
-                              {"upper", mapped<'u'>},
+                              {"upper", mapped_input<'u'>},
                               {"urlencode", urlencode},
-                              {"urlize", unsupported<0>},
+                              {"urlize", unsupported_filter<0>},
                               {"wordcount", wordcount},
-                              {"wordwrap", unsupported<1>},
+                              {"wordwrap", unsupported_filter<1>},
                               {"xmlattr", xmlattr}};
   return all;
 }

@@ -11,7 +11,7 @@
 namespace hotswap::jinja {
 namespace {
 
-constexpr int64_t kWidest = 1 << 20;
+constexpr int64_t kMaxPercentWidth = 1 << 20;
 
 struct Conversion {
   bool left = false, zero = false, plus = false, blank = false, alternate = false;
@@ -70,7 +70,7 @@ class PercentFormatter {
     int64_t value = 0;
     if (first) value = *first - '0';
     while (at_ < text_.size() && std::isdigit(static_cast<uint8_t>(text_[at_]))) {
-      value = std::min(value * 10 + (text_[at_++] - '0'), kWidest + 1);
+      value = std::min(value * 10 + (text_[at_++] - '0'), kMaxPercentWidth + 1);
     }
     return value;
   }
@@ -142,7 +142,8 @@ Conversion PercentFormatter::read() {
     if (given) letter = next();
   }
   if (letter == 'h' || letter == 'l' || letter == 'L') letter = next();
-  if (c.width > kWidest || c.precision.value_or(0) > kWidest) value_error("width or precision too big");
+  if (c.width > kMaxPercentWidth || c.precision.value_or(0) > kMaxPercentWidth)
+    value_error("width or precision too big");
   c.type = letter;
   return c;
 }

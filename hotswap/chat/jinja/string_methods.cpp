@@ -21,7 +21,7 @@ using Property = bool (*)(char32_t);
 Value like(const Value& self, std::string text) { return Value::string(std::move(text), self.text().markup); }
 
 template <Mapping mapping>
-Value mapped(Interpreter&, const Value& self, const Arguments& arguments) {
+Value mapped_self(Interpreter&, const Value& self, const Arguments& arguments) {
   const Parameters none("str's method", arguments, {});
   return like(self, encode(mapping(decode(self.str()))));
 }
@@ -37,7 +37,7 @@ bool is_alnum(char32_t c) { return is_letter(c) || is_numeric(c); }
 
 // There is a cased character, and none of the other cases.
 template <bool upper>
-Value one_case(Interpreter&, const Value& self, const Arguments&) {
+Value change_case(Interpreter&, const Value& self, const Arguments&) {
   bool found = false;
   for (const char32_t c : decode(self.str())) {
     if (is_title(c) || (upper ? is_lower(c) : is_upper(c))) return Value::boolean(false);
@@ -178,13 +178,13 @@ Value partition(Interpreter&, const Value& self, const Arguments& arguments) {
   return Value::tuple(std::move(parts));
 }
 
-Value replace(Interpreter&, const Value& self, const Arguments& arguments) {
+Value replace_method(Interpreter&, const Value& self, const Arguments& arguments) {
   const Parameters p("replace", arguments, {"old", "new", "count"}, 2);
   const std::string with = self.text().markup ? escape(p.at(1)).str() : p.text(1);
   return like(self, replace_all(self.str(), p.text(0), with, p.integer(2, -1)));
 }
 
-Value join(Interpreter&, const Value& self, const Arguments& arguments) {
+Value join_method(Interpreter&, const Value& self, const Arguments& arguments) {
   const Parameters p("join", arguments, {"iterable"}, 1);
   if (!iterable(p.at(0))) type_error("can only join an iterable");
   std::string out;
@@ -336,8 +336,8 @@ Value no_translation(Interpreter&, const Value&, const Arguments&) {
 }
 
 const std::map<std::string, Call>& methods() {
-  static const std::map<std::string, Call> all = {{"capitalize", mapped<capitalize>},
-                                                  {"casefold", mapped<case_fold>},
+  static const std::map<std::string, Call> all = {{"capitalize", mapped_self<capitalize>},
+                                                  {"casefold", mapped_self<case_fold>},
                                                   {"center", justify<Side::kCenter>},
                                                   {"count", count},
                                                   {"encode", no_bytes},
@@ -353,21 +353,21 @@ const std::map<std::string, Call>& methods() {
                                                   {"isdecimal", all_are<is_decimal>},
                                                   {"isdigit", all_are<is_digit>},
                                                   {"isidentifier", isidentifier},
-                                                  {"islower", one_case<false>},
+                                                  {"islower", change_case<false>},
                                                   {"isnumeric", all_are<is_numeric>},
                                                   {"isprintable", isprintable},
                                                   {"isspace", all_are<is_space>},
                                                   {"istitle", istitle},
-                                                  {"isupper", one_case<true>},
-                                                  {"join", join},
+                                                  {"isupper", change_case<true>},
+                                                  {"join", join_method},
                                                   {"ljust", justify<Side::kLeft>},
-                                                  {"lower", mapped<lower>},
+                                                  {"lower", mapped_self<lower>},
                                                   {"lstrip", strip<true, false>},
                                                   {"maketrans", no_translation},
                                                   {"partition", partition<false>},
                                                   {"removeprefix", remove<false>},
                                                   {"removesuffix", remove<true>},
-                                                  {"replace", replace},
+                                                  {"replace", replace_method},
                                                   {"rfind", find<true, false>},
                                                   {"rindex", find<true, true>},
                                                   {"rjust", justify<Side::kRight>},
@@ -378,10 +378,10 @@ const std::map<std::string, Call>& methods() {
                                                   {"splitlines", splitlines},
                                                   {"startswith", begins<false>},
                                                   {"strip", strip<true, true>},
-                                                  {"swapcase", mapped<swap_case>},
-                                                  {"title", mapped<title>},
+                                                  {"swapcase", mapped_self<swap_case>},
+                                                  {"title", mapped_self<title>},
                                                   {"translate", no_translation},
-                                                  {"upper", mapped<upper>},
+                                                  {"upper", mapped_self<upper>},
                                                   {"zfill", zfill}};
   return all;
 }

@@ -18,7 +18,7 @@
 namespace hotswap {
 namespace {
 
-struct Flags {
+struct BenchFlags {
   std::vector<std::string> ops, dtypes = {"float32", "bfloat16"}, sizes = {"cache", "dram"};
   std::string device = "cpu", peer = "torch", csv;
   int threads = 0;
@@ -27,7 +27,7 @@ struct Flags {
 };
 
 // Those of bench/results.csv, which holds the rows of every benchmark of this project.
-constexpr const char* kColumns =
+constexpr const char* kCsvColumns =
     "date,commit,machine,cpus,cpu_features,torch,load,kind,what,shape,dtype,threads,ours,stock,peer,peer_name,unit,"
     "ratio,"
     "target,memcpy_share,ours_cleared,peer_cleared,ours_memory,peer_memory\n";
@@ -39,7 +39,7 @@ std::string csv_line(const OpResult& r) {
              fixed(r.microseconds, 3), ",,", peer, ",,", fixed(r.memcpy_share(), 3), ",,,,\n");
 }
 
-void bench_ops_verb(Flags flags) {
+void bench_ops_verb(BenchFlags flags) {
   if (flags.list) {
     std::printf("%s\n", join(bench_ops(), "\n").c_str());
     return;
@@ -55,7 +55,7 @@ void bench_ops_verb(Flags flags) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(0);
   Table table({"op", "shape", "dtype", "time", "torch", "speedup", "GB/s", "of memcpy", "GFLOP/s", "error"});
-  std::string csv = kColumns;
+  std::string csv = kCsvColumns;
   Progress bar("bench", static_cast<int64_t>(flags.ops.size() * flags.dtypes.size() * flags.sizes.size()));
   for (const std::string& op : flags.ops) {
     for (const std::string& dtype : flags.dtypes) {
@@ -83,7 +83,7 @@ void bench_ops_verb(Flags flags) {
 void add_bench(CLI::App& app) {
   auto* verb =
       app.add_subcommand("bench", "Check and time the ops of the bundled packages, a whole model, or a server");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<BenchFlags>();
   verb->add_option("ops", flags->ops, "Ops to measure, default all (see --list)")->type_name("OP");
   verb->add_option("--device", flags->device, "Where the ops run")->capture_default_str();
   verb->add_option("--peer", flags->peer, "torch: measure torch eager's way beside each op")

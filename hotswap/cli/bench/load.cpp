@@ -10,12 +10,12 @@
 #include <thread>
 
 #include "hotswap/base/error.h"
+#include "hotswap/cli/bench/timing.h"
 
 namespace hotswap {
 namespace {
 
 using Json = nlohmann::json;
-using Clock = std::chrono::steady_clock;
 using Time = Clock::time_point;
 constexpr int kTimeout = 600;  // s
 

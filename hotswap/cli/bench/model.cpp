@@ -14,6 +14,7 @@
 #include <random>
 
 #include "hotswap/base/memory.h"
+#include "hotswap/cli/bench/timing.h"
 #include "hotswap/cli/bench/trace.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/value_checks.h"
@@ -26,13 +27,12 @@ namespace hotswap {
 namespace {
 
 using OutJson = nlohmann::ordered_json;
-using Clock = std::chrono::steady_clock;
 // As bench/peer_transformers.py has them: both measure the same work.
 constexpr int64_t kPrompt = 32, kNewTokens = 64, kPrefill = 512, kRows = 2, kColumns = 256;
 constexpr uint64_t kSeed = 38;   // of random lengths
 constexpr int64_t kTraced = 24;  // tokens: enough for a GPU to capture its steps
 
-struct Flags {
+struct ModelBenchFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string what = "decode";
@@ -45,9 +45,7 @@ struct Flags {
   bool sample = false;
 };
 
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-double median(std::vector<double> values) {
+double median_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const size_t half = values.size() / 2;
   return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
@@ -99,7 +97,7 @@ Tensor mask_of_lengths(int64_t shortest, int64_t rows, int64_t columns) {
   return mask;
 }
 
-OutJson decode(CausalLM& model, const Flags& flags) {
+OutJson decode(CausalLM& model, const ModelBenchFlags& flags) {
   const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrompt);
   const Tensor prompt = arbitrary_ids(rows, columns, model);
   const Tensor mask = flags.shortest ? mask_of_lengths(*flags.shortest, rows, columns) : Tensor();
@@ -126,7 +124,7 @@ OutJson decode(CausalLM& model, const Flags& flags) {
     const double seconds = flags.shortest ? out.decode_ms / 1000 : whole - first;
     rates.push_back(static_cast<double>(rows * (flags.new_tokens - 1)) / seconds);
   }
-  OutJson json{{"value", median(rates)},
+  OutJson json{{"value", median_of(rates)},
                {"unit", "tokens/s"},
                {"first_token", first_token},
                {"check", values_of(out.ids[0].slice(0, columns))}};
@@ -138,7 +136,7 @@ OutJson decode(CausalLM& model, const Flags& flags) {
   return json;
 }
 
-OutJson prefill(CausalLM& model, const Flags& flags) {
+OutJson prefill(CausalLM& model, const ModelBenchFlags& flags) {
   const at::NoGradGuard no_grad;
   const int64_t rows = flags.rows.value_or(1), columns = flags.columns.value_or(kPrefill);
   const Tensor prompt = arbitrary_ids(rows, columns, model);
@@ -153,7 +151,7 @@ OutJson prefill(CausalLM& model, const Flags& flags) {
   };
   for (int i = 0; i <= flags.repeats; ++i) run();
   times.erase(times.begin());
-  const double rate = static_cast<double>(rows * columns) / median(times);
+  const double rate = static_cast<double>(rows * columns) / median_of(times);
   if (!flags.trace.empty()) write_trace(flags.trace, run);
   return {{"value", rate}, {"unit", "tokens/s"}, {"check", values_of(at::argmax(logits, -1))}};
 }
@@ -174,11 +172,11 @@ OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
     losses.push_back(step.loss);
     if (step.step > 0) times.push_back(step.seconds);
   }
-  return {{"value", kRows * kColumns / median(times)}, {"unit", "tokens/s"}, {"check", losses}};
+  return {{"value", kRows * kColumns / median_of(times)}, {"unit", "tokens/s"}, {"check", losses}};
 }
 
 // Forward and backward without an optimizer.
-OutJson step(CausalLM& model, const Flags& flags) {
+OutJson step(CausalLM& model, const ModelBenchFlags& flags) {
   constexpr int kWarm = 2;
   model.train();
   const at::Device device = model.device();
@@ -198,7 +196,8 @@ OutJson step(CausalLM& model, const Flags& flags) {
     if (i >= kWarm) times.push_back(seconds_since(start));
     losses.push_back(loss.item<double>());
   }
-  OutJson out{{"value", static_cast<double>(rows * columns) / median(times)}, {"unit", "tokens/s"}, {"check", losses}};
+  OutJson out{
+      {"value", static_cast<double>(rows * columns) / median_of(times)}, {"unit", "tokens/s"}, {"check", losses}};
   if (device.is_cuda()) out["device_memory"] = {{"loaded", loaded}, {"peak", memory.peak()}};
   if (!model.kernel_report().rows.empty()) out["bound"] = model.kernel_report().bound();
   return out;
@@ -208,7 +207,7 @@ OutJson step(CausalLM& model, const Flags& flags) {
 
 void add_bench_model(CLI::App& bench) {
   auto* verb = bench.add_subcommand("model", "One measurement of a model as one JSON line: decode, prefill or train");
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<ModelBenchFlags>();
   add_model_flags(*verb, flags->model);
   add_kernel_flags(*verb, flags->kernels);
   verb->add_option("--what", flags->what,

@@ -12,15 +12,13 @@
 #include <cstring>
 
 #include "hotswap/base/error.h"
+#include "hotswap/cli/bench/timing.h"
 #include "hotswap/layers/parallel.h"
 
 namespace hotswap {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using at::Tensor;
-
-double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 std::vector<Tensor> call(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   std::vector<c10::IValue> stack = arguments;

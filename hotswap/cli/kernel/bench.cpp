@@ -36,7 +36,7 @@ namespace fs = std::filesystem;
 using OutJson = nlohmann::ordered_json;
 using Values = std::vector<c10::IValue>;
 
-struct Flags {
+struct KernelBenchFlags {
   std::string what, branch, project, output, device;
   std::optional<int64_t> version;
   std::vector<std::string> layers, dtypes = {"float32", "bfloat16"};
@@ -145,8 +145,8 @@ double difference(const Tensors& got, const Tensors& want) {
   return worst;
 }
 
-Row measure(const Example& example, const PackageLayer& layer, const Flags& flags, const std::string& dtype_text,
-            bool training) {
+Row measure(const Example& example, const PackageLayer& layer, const KernelBenchFlags& flags,
+            const std::string& dtype_text, bool training) {
   const at::Device device(flags.device == "cuda" ? "cuda:0" : flags.device);
   const at::ScalarType dtype = dtype_from(dtype_text, "--dtype");
   const Workload workload(example, training);
@@ -180,7 +180,7 @@ Row measure(const Example& example, const PackageLayer& layer, const Flags& flag
   return row;
 }
 
-Measured measure_package(const Package& package, const Flags& flags) {
+Measured measure_package(const Package& package, const KernelBenchFlags& flags) {
   Measured measured;
   std::set<std::string> seen;  // several names may have one and the same ops
   for (const auto& [name, entry] : package.manifest().layers) {
@@ -274,7 +274,7 @@ std::string to_table(const Measured& measured, int iterations) {
 }
 
 // A folder, a bundled package's name, or a repository: that by the same way as a model's kernels.
-const Package& open_package(const Flags& flags, std::string& commit) {
+const Package& open_package(const KernelBenchFlags& flags, std::string& commit) {
   if (fs::is_directory(flags.what)) {
     const auto variant = find_variant(flags.what, flags.device);
     if (!variant)
@@ -308,7 +308,7 @@ const Package& open_package(const Flags& flags, std::string& commit) {
                       [&](const FilesInMemory& files) { hub.verify(*found, files); });
 }
 
-void check_layers(const Package& package, const Flags& flags) {
+void check_layers(const Package& package, const KernelBenchFlags& flags) {
   for (const std::string& layer : flags.layers) {
     if (package.manifest().layers.contains(layer)) continue;
     std::vector<std::string> known;
@@ -320,7 +320,7 @@ void check_layers(const Package& package, const Flags& flags) {
   }
 }
 
-void bench(Flags flags) {
+void bench(KernelBenchFlags flags) {
   if (flags.device.empty()) flags.device = cuda_available() ? "cuda" : "cpu";
   if (flags.device == "cuda" && !cuda_available()) {
     throw Error({.kind = ErrorKind::kUnavailable,
@@ -353,7 +353,7 @@ void bench(Flags flags) {
 }  // namespace
 
 void add_kernel_bench(CLI::App& kernel) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<KernelBenchFlags>();
   auto* verb = kernel.add_subcommand(
       "bench", "Check and time the layers of a package against the stock layers; the table goes to stderr");
   verb->alias("benchmark");

@@ -17,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using OutJson = nlohmann::ordered_json;
 
-struct Flags {
+struct KernelHubFlags {
   std::string repo;
   bool json = false;
 };
@@ -28,7 +28,7 @@ OutJson variants_json(const VariantChoice& choice) {
   return variants;
 }
 
-void versions(const Flags& flags) {
+void versions(const KernelHubFlags& flags) {
   Hub hub(HubOptions::from_env());
   const Repo repo{RepoType::kKernel, KernelRef(flags.repo).repo()};
   const RepoRefs refs = hub.refs(repo);
@@ -48,7 +48,7 @@ void versions(const Flags& flags) {
   if (flags.json) std::printf("%s\n", out.dump(2).c_str());
 }
 
-void has(const Flags& flags) {
+void has(const KernelHubFlags& flags) {
   Hub hub(HubOptions::from_env());
   const KernelLocation location = look_up(hub, flags.repo);
   const std::string needed = cat("build/", location.choice.chosen.value_or(""), "/metadata.json");
@@ -156,7 +156,7 @@ void show_hub_kernel(const KernelRef& asked, bool json) {
 }
 
 void add_kernel_hub(CLI::App& kernel) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<KernelHubFlags>();
   auto* list =
       kernel.add_subcommand("versions", "The versions of a repository on the Hub, and which variants fit here");
   list->add_option("REPO", flags->repo, "org/name")->required()->check(check_repo_argument);

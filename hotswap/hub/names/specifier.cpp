@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kOperators[] = {"===", "~=", "==", "!=", "<=", ">=", "<", ">"};
 
-[[noreturn]] void refuse(std::string_view whole, const std::string& why) {
+[[noreturn]] void refuse_specifier(std::string_view whole, const std::string& why) {
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "versions as '>=2.0,<3.0', '~=1.4', '==2.*', '!=1.3' (operators ~= == != <= >= < > ===)",
                .got = cat("'", shown(whole), "': ", why),
@@ -37,32 +37,34 @@ SpecifierSet::One SpecifierSet::parse_one(std::string_view text, std::string_vie
       break;
     }
   }
-  if (one.op.empty()) refuse(whole, cat("'", shown(text), "' starts with none of the operators"));
+  if (one.op.empty()) refuse_specifier(whole, cat("'", shown(text), "' starts with none of the operators"));
   one.text = trim(text.substr(one.op.size()));
   if (one.op == "===") {
-    if (one.text.empty()) refuse(whole, "nothing follows ===");
+    if (one.text.empty()) refuse_specifier(whole, "nothing follows ===");
     return one;
   }
   std::string_view number = one.text;
   if (number.ends_with(".*")) {
-    if (one.op != "==" && one.op != "!=") refuse(whole, cat("'.*' goes with == and != only, not with ", one.op));
+    if (one.op != "==" && one.op != "!=")
+      refuse_specifier(whole, cat("'.*' goes with == and != only, not with ", one.op));
     one.prefix = true;
     number.remove_suffix(2);
   }
   one.version = Version::try_parse(number);
-  if (!one.version) refuse(whole, cat("'", shown(number), "' is no version"));
+  if (!one.version) refuse_specifier(whole, cat("'", shown(number), "' is no version"));
   const bool plain = one.op == "==" || one.op == "!=";
-  if (one.version->has_local() && (!plain || one.prefix)) refuse(whole, "'+local' goes with == and != only");
-  if (one.prefix && *one.version != one.version->base()) refuse(whole, "'.*' follows a plain release, as 2.0.*");
-  if (one.op == "~=" && one.version->release().size() < 2) refuse(whole, "~= needs two numbers, as ~=1.4");
+  if (one.version->has_local() && (!plain || one.prefix)) refuse_specifier(whole, "'+local' goes with == and != only");
+  if (one.prefix && *one.version != one.version->base())
+    refuse_specifier(whole, "'.*' follows a plain release, as 2.0.*");
+  if (one.op == "~=" && one.version->release().size() < 2) refuse_specifier(whole, "~= needs two numbers, as ~=1.4");
   return one;
 }
 
 SpecifierSet SpecifierSet::parse(std::string_view text) {
   SpecifierSet set;
-  if (text.size() > 1024) refuse(text, "it is too long");
+  if (text.size() > 1024) refuse_specifier(text, "it is too long");
   for (const std::string& part : split(text, ',')) {
-    if (trim(part).empty()) refuse(text, "a part between commas is empty");
+    if (trim(part).empty()) refuse_specifier(text, "a part between commas is empty");
     set.all_.push_back(parse_one(trim(part), text));
   }
   return set;

@@ -11,7 +11,7 @@
 namespace hotswap {
 namespace {
 
-const std::string kSha(40, 'a');
+const std::string kAnswerSha(40, 'a');
 
 std::string mutated(std::string text, std::mt19937& random) {
   const auto below = [&](size_t n) { return n == 0 ? 0 : std::uniform_int_distribution<size_t>(0, n - 1)(random); };
@@ -73,9 +73,9 @@ TEST(HostileAnswers, Trees) {
 }
 
 TEST(HostileAnswers, Refs) {
-  const std::vector<std::string> seeds = {R"({"branches":[{"name":"v1","ref":"refs/heads/v1","targetCommit":")" + kSha +
-                                          R"("}],"tags":[{"name":"t","ref":"refs/tags/t","targetCommit":")" + kSha +
-                                          R"("}],"converts":[]})"};
+  const std::vector<std::string> seeds = {
+      R"({"branches":[{"name":"v1","ref":"refs/heads/v1","targetCommit":")" + kAnswerSha +
+      R"("}],"tags":[{"name":"t","ref":"refs/tags/t","targetCommit":")" + kAnswerSha + R"("}],"converts":[]})"};
   EXPECT_GT(survivors(seeds, 2,
                       [](const std::string& text) {
                         for (const RepoRef& ref : parse_refs(text, "refs").branches) {
@@ -89,7 +89,7 @@ TEST(HostileAnswers, Refs) {
 TEST(HostileAnswers, Headers) {
   const std::vector<std::string> seeds = {"\"0123456789abcdef\"",
                                           "W/\"abc-2\"",
-                                          kSha,
+                                          kAnswerSha,
                                           "1234",
                                           "\"api\";r=0;t=55, \"x\";r=1;t=2",
                                           "Sun, 06 Nov 1994 08:49:37 GMT",
@@ -98,7 +98,7 @@ TEST(HostileAnswers, Headers) {
                       [](const std::string& text) {
                         HttpResponse head{.status = 200,
                                           .url = "http://h/x",
-                                          .headers = {{"x-repo-commit", kSha}, {"etag", text}},
+                                          .headers = {{"x-repo-commit", kAnswerSha}, {"etag", text}},
                                           .body = ""};
                         link_next(text);
                         head.headers["ratelimit"] = text;

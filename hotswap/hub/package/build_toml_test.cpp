@@ -9,7 +9,7 @@ using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
 
-BuildToml parsed(const std::string& toml) {
+BuildToml parsed_toml(const std::string& toml) {
   static TempFolder folder;
   return read_build_toml(folder.write("build.toml", toml));
 }
@@ -98,7 +98,7 @@ backends = ["cuda"]
 )";
 
 TEST(BuildToml, EditionFive) {
-  const BuildToml b = parsed(kFive);
+  const BuildToml b = parsed_toml(kFive);
   EXPECT_EQ(b.edition, 5);
   EXPECT_EQ(b.name, "rms-norm");
   EXPECT_EQ(b.version, 3);
@@ -118,10 +118,10 @@ TEST(BuildToml, EditionFive) {
 }
 
 TEST(BuildToml, OlderEditions) {
-  const BuildToml four = parsed(kFour);
+  const BuildToml four = parsed_toml(kFour);
   EXPECT_EQ(four.edition, 4);
   EXPECT_EQ(four.framework.stable_abi.at(""), (BuildVersion{2, 11}));
-  const BuildToml three = parsed(kThree);
+  const BuildToml three = parsed_toml(kThree);
   EXPECT_EQ(three.edition, 3);
   EXPECT_EQ(three.version, 1);
   EXPECT_EQ(three.framework.kind, BuildFramework::Kind::kTorchNoarch);
@@ -132,11 +132,11 @@ TEST(BuildToml, OtherFrameworks) {
       "[general]\nname = \"ab\"\nversion = 1\nedition = 5\nlicense = \"mit\"\nbackends = [\"cuda\"]\n";
   for (const char* keys : {"cuda_capabilities = [\"9.0\"]\nrocm_archs = [\"gfx942\"]",
                            "cuda-capabilities = [\"9.0\"]\nrocm-archs = [\"gfx942\"]"}) {
-    const BuildToml b = parsed(cat(general, "[torch-noarch]\npyext = [\"py\"]\n", keys, "\n"));
+    const BuildToml b = parsed_toml(cat(general, "[torch-noarch]\npyext = [\"py\"]\n", keys, "\n"));
     EXPECT_EQ(b.framework.cuda_capabilities, std::vector<std::string>{"9.0"}) << keys;
     EXPECT_EQ(b.framework.rocm_archs, std::vector<std::string>{"gfx942"}) << keys;
   }
-  EXPECT_EQ(parsed(general + "[tvm-ffi]\nsrc = [\"a.cpp\"]\ncxx-flags = []\n").framework.kind,
+  EXPECT_EQ(parsed_toml(general + "[tvm-ffi]\nsrc = [\"a.cpp\"]\ncxx-flags = []\n").framework.kind,
             BuildFramework::Kind::kTvmFfi);
 }
 
@@ -187,10 +187,10 @@ TEST(BuildToml, RefusesTheRest) {
     const size_t at = toml.find(row.from);
     ASSERT_NE(at, toml.npos) << row.from;
     toml.replace(at, std::string(row.from).size(), row.to);
-    expect_has(message_of([&] { parsed(toml); }), {row.says});
+    expect_has(message_of([&] { parsed_toml(toml); }), {row.says});
   }
-  EXPECT_NE(message_of([] { parsed("[general"); }), "no error");
-  EXPECT_NE(message_of([] { parsed(""); }), "no error");
+  EXPECT_NE(message_of([] { parsed_toml("[general"); }), "no error");
+  EXPECT_NE(message_of([] { parsed_toml(""); }), "no error");
 }
 
 TEST(BuildToml, WhatWillNotBuild) {
@@ -198,7 +198,7 @@ TEST(BuildToml, WhatWillNotBuild) {
   folder.write("cpu/norm.cpp", "");
   folder.write("torch-ext/torch_binding.cpp", "");
   folder.write("xpu/norm.cpp", "");
-  BuildToml b = parsed(kFive);
+  BuildToml b = parsed_toml(kFive);
   EXPECT_EQ(check_build(b, folder.path()), (std::vector<std::string>{"kernel.norm_cuda: no file cuda/norm.cu",
                                                                      "kernel.norm_rocm: no file cuda/norm.cu"}));
   folder.write("cuda/norm.cu", "");

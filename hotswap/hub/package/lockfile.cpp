@@ -15,7 +15,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-void want(bool ok, const char* wanted, const Json& at, const std::string& got) {
+void expect_lock(bool ok, const char* wanted, const Json& at, const std::string& got) {
   if (ok) return;
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat(wanted, " at ", at.where()),
@@ -25,13 +25,14 @@ void want(bool ok, const char* wanted, const Json& at, const std::string& got) {
 
 std::string read_repo(const Json& json, const char* key) {
   auto repo = json.at<std::string>(key);
-  want(is_repo_id(repo), "a repository's name", json.child(key), repo);
+  expect_lock(is_repo_id(repo), "a repository's name", json.child(key), repo);
   return repo;
 }
 
-std::string read_commit(const Json& json, const char* key) {
+std::string read_locked_commit(const Json& json, const char* key) {
   auto commit = lower(json.at<std::string>(key));
-  want((commit.size() == 40 || commit.size() == 64) && is_hex(commit), "a whole commit", json.child(key), commit);
+  expect_lock((commit.size() == 40 || commit.size() == 64) && is_hex(commit), "a whole commit", json.child(key),
+              commit);
   return commit;
 }
 
@@ -39,14 +40,14 @@ LockedKernel read_variants(const Json& json) {
   json.only({"repo_id", "sha", "variants"});
   LockedKernel kernel;
   kernel.dependency.repo = read_repo(json, "repo_id");
-  kernel.commit = read_commit(json, "sha");
+  kernel.commit = read_locked_commit(json, "sha");
   for (const auto& [variant, lock] : json.child("variants").items()) {
     lock.only({"hash", "hash_type"});
     const auto type = lock.get<std::string>("hash_type", "git_lfs_concat");
-    want(type == "git_lfs_concat", "the hash type git_lfs_concat", lock, type);
+    expect_lock(type == "git_lfs_concat", "the hash type git_lfs_concat", lock, type);
     auto hash = lock.at<std::string>("hash");
-    want(hash.size() == 71 && hash.starts_with("sha256-") && is_hex(std::string_view(hash).substr(7)),
-         "sha256- and 64 hex digits", lock.child("hash"), hash);
+    expect_lock(hash.size() == 71 && hash.starts_with("sha256-") && is_hex(std::string_view(hash).substr(7)),
+                "sha256- and 64 hex digits", lock.child("hash"), hash);
     kernel.variants.emplace(variant, std::move(hash));
   }
   return kernel;
@@ -58,22 +59,23 @@ LockedKernel read_dependency_lock(const Json& json) {
   dependency.only({"repo-id", "version", "revision"});
   LockedKernel kernel;
   kernel.dependency.repo = read_repo(dependency, "repo-id");
-  want(dependency.has("version") != dependency.has("revision"), "exactly one of version and revision", dependency,
-       dependency.raw().dump());
+  expect_lock(dependency.has("version") != dependency.has("revision"), "exactly one of version and revision",
+              dependency, dependency.raw().dump());
   if (dependency.has("version")) {
     kernel.dependency.version = dependency.at<int64_t>("version");
-    want(*kernel.dependency.version >= 0, "a version >= 0", dependency.child("version"), dependency.raw().dump());
+    expect_lock(*kernel.dependency.version >= 0, "a version >= 0", dependency.child("version"),
+                dependency.raw().dump());
   } else {
     kernel.dependency.revision = dependency.at<std::string>("revision");
   }
-  want(json.has("lock") != json.has("path"), "exactly one of lock and path", json, kernel.dependency.str());
+  expect_lock(json.has("lock") != json.has("path"), "exactly one of lock and path", json, kernel.dependency.str());
   if (json.has("path")) {
     kernel.path = json.at<std::string>("path");
     return kernel;
   }
   const Json lock = json.child("lock");
   lock.only({"commit", "hash"});
-  kernel.commit = read_commit(lock, "commit");
+  kernel.commit = read_locked_commit(lock, "commit");
   kernel.hash = lock.get<std::string>("hash", "");
   return kernel;
 }
@@ -104,7 +106,7 @@ OutJson written(const LockedKernel& kernel, Lockfile::Form form) {
 }
 
 Dependency read_value(const std::string& repo, const Json& value, bool ours) {
-  want(is_repo_id(repo), "a repository's name as a key", value, repo);
+  expect_lock(is_repo_id(repo), "a repository's name as a key", value, repo);
   Dependency dependency{.repo = repo};
   if (value.is_number()) {
     dependency.version = value.as<int64_t>();
@@ -119,11 +121,11 @@ Dependency read_value(const std::string& repo, const Json& value, bool ours) {
     if (value.has("version")) dependency.version = value.at<int64_t>("version");
     dependency.revision = value.get<std::string>("revision", "");
   } else {
-    want(false, ours ? "a version number, a text or a table" : "a version number", value, value.raw().dump());
+    expect_lock(false, ours ? "a version number, a text or a table" : "a version number", value, value.raw().dump());
   }
-  want(dependency.version.has_value() == dependency.revision.empty(), "exactly one of version and revision", value,
-       value.raw().dump());
-  want(!dependency.version || *dependency.version >= 0, "a version >= 0", value, value.raw().dump());
+  expect_lock(dependency.version.has_value() == dependency.revision.empty(), "exactly one of version and revision",
+              value, value.raw().dump());
+  expect_lock(!dependency.version || *dependency.version >= 0, "a version >= 0", value, value.raw().dump());
   // The grammar of what follows '@' is KernelRef's.
   if (!dependency.revision.empty()) KernelRef(repo, {.version = {}, .revision = dependency.revision});
   return dependency;
@@ -143,10 +145,10 @@ Lockfile Lockfile::parse(std::string_view text, const std::string& where) {
   for (const Json& element : elements) {
     const Form form = element.has("dependency") ? Form::kDependencies : Form::kVariants;
     if (lock.kernels.empty()) lock.form = form;
-    want(form == lock.form, "one form of lock in the whole file", element, "the other form");
+    expect_lock(form == lock.form, "one form of lock in the whole file", element, "the other form");
     lock.kernels.push_back(form == Form::kVariants ? read_variants(element) : read_dependency_lock(element));
     const Dependency& dependency = lock.kernels.back().dependency;
-    want(seen.insert(dependency.key()).second, "each dependency once", element, dependency.str());
+    expect_lock(seen.insert(dependency.key()).second, "each dependency once", element, dependency.str());
   }
   return lock;
 }

@@ -10,7 +10,7 @@
 namespace hotswap {
 namespace {
 
-void want(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
+void expect_metadata(bool ok, const std::string& wanted, const Json& at, const std::string& got) {
   if (ok) return;
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = wanted + " at " + at.where(),
@@ -27,36 +27,37 @@ bool is_base64(std::string_view text, size_t bytes) {
 
 FileDigests read_digests(const Json& json) {
   FileDigests digests{.algorithm = json.at<std::string>("algorithm"), .files = {}};
-  want(digests.algorithm == "sha256" || digests.algorithm == "sha512", "the digest algorithm sha256 or sha512",
-       json.child("algorithm"), digests.algorithm);
+  expect_metadata(digests.algorithm == "sha256" || digests.algorithm == "sha512",
+                  "the digest algorithm sha256 or sha512", json.child("algorithm"), digests.algorithm);
   for (const auto& [name, value] : json.child("files").items()) {
-    want(is_inside(name), "a path inside the package", value, name);
+    expect_metadata(is_inside(name), "a path inside the package", value, name);
     const auto hash = value.as<std::string>();
-    want(is_base64(hash, digests.algorithm == "sha256" ? 32 : 64), cat("the base64 of a ", digests.algorithm), value,
-         hash);
+    expect_metadata(is_base64(hash, digests.algorithm == "sha256" ? 32 : 64),
+                    cat("the base64 of a ", digests.algorithm), value, hash);
     digests.files[name] = hash;
   }
   return digests;
 }
 
-KernelDepend read_depend(const Json& json) {
+KernelDepend read_metadata_depend(const Json& json) {
   json.only({"repo-id", "version", "revision"});
   KernelDepend depend{.repo = json.at<std::string>("repo-id"), .version = std::nullopt, .revision = {}};
   if (json.has("version")) depend.version = json.at<int64_t>("version");
   depend.revision = json.get<std::string>("revision", "");
-  want(json.has("version") != json.has("revision"), "exactly one of version and revision", json, json.raw().dump());
-  want(!depend.version || *depend.version >= 0, "a version >= 0", json.child("repo-id"), depend.repo);
+  expect_metadata(json.has("version") != json.has("revision"), "exactly one of version and revision", json,
+                  json.raw().dump());
+  expect_metadata(!depend.version || *depend.version >= 0, "a version >= 0", json.child("repo-id"), depend.repo);
   return depend;
 }
 
 // {commit, dirty}: both or neither. `sha` is commit's older name.
 void read_commit(const Json& json, std::string& commit, bool& dirty) {
   const char* key = json.has("commit") ? "commit" : "sha";
-  if (json.has("commit") && json.has("sha")) want(false, "one of commit and sha", json, "both");
+  if (json.has("commit") && json.has("sha")) expect_metadata(false, "one of commit and sha", json, "both");
   if (!json.has(key) && !json.has("dirty")) return;
   commit = json.at<std::string>(key);
-  want((commit.size() == 40 || commit.size() == 64) && is_hex(commit), "a commit of 40 or 64 hex digits",
-       json.child(key), commit);
+  expect_metadata((commit.size() == 40 || commit.size() == 64) && is_hex(commit), "a commit of 40 or 64 hex digits",
+                  json.child(key), commit);
   dirty = json.at<bool>("dirty");
 }
 
@@ -67,14 +68,14 @@ Provenance read_provenance(const Json& json) {
   read_commit(builder, p.builder_commit, p.builder_dirty);
   if (const auto kernel = json.find("kernel")) {
     read_commit(*kernel, p.kernel_commit, p.kernel_dirty);
-    want(!p.kernel_commit.empty(), "commit and dirty", *kernel, kernel->raw().dump());
+    expect_metadata(!p.kernel_commit.empty(), "commit and dirty", *kernel, kernel->raw().dump());
   }
   return p;
 }
 
-std::string read_url(const Json& json, const char* key) {
+std::string read_metadata_url(const Json& json, const char* key) {
   auto url = json.get<std::string>(key, "");
-  want(url.empty() || is_git_url(url), "a git URL (https://..., ssh://..., user@host:path)", json, url);
+  expect_metadata(url.empty() || is_git_url(url), "a git URL (https://..., ssh://..., user@host:path)", json, url);
   return url;
 }
 
@@ -97,23 +98,23 @@ KernelMetadata parse_metadata(std::string_view text, const std::string& where) {
   const Json json = Json::parse(text, where);
   KernelMetadata m;
   m.name = json.at<std::string>("name");
-  want(is_kernel_name(m.name), "a package name as [a-z][-a-z0-9]*[a-z0-9]", json.child("name"), m.name);
+  expect_metadata(is_kernel_name(m.name), "a package name as [a-z][-a-z0-9]*[a-z0-9]", json.child("name"), m.name);
   m.id = json.at<std::string>("id");
-  want(is_identifier(m.id), "an identifier", json.child("id"), m.id);
+  expect_metadata(is_identifier(m.id), "an identifier", json.child("id"), m.id);
   m.version = json.at<int64_t>("version");
-  want(m.version >= 0, "a version >= 0", json.child("version"), std::to_string(m.version));
+  expect_metadata(m.version >= 0, "a version >= 0", json.child("version"), std::to_string(m.version));
   m.license = json.at<std::string>("license");
   m.python_depends = json.at<std::vector<std::string>>("python-depends");
   if (const auto depends = json.find("kernel-depends")) {
-    for (const Json& depend : depends->elements()) m.kernel_depends.push_back(read_depend(depend));
+    for (const Json& depend : depends->elements()) m.kernel_depends.push_back(read_metadata_depend(depend));
   }
   const Json backend = json.child("backend");
   m.backend = backend.at<std::string>("type");
-  want(Backend::kind_named(m.backend).has_value(), "a backend out of cann, cpu, cuda, metal, neuron, rocm, tpu, xpu",
-       backend.child("type"), m.backend);
+  expect_metadata(Backend::kind_named(m.backend).has_value(),
+                  "a backend out of cann, cpu, cuda, metal, neuron, rocm, tpu, xpu", backend.child("type"), m.backend);
   m.archs = backend.get<std::vector<std::string>>("archs", {});
-  m.upstream = read_url(json, "upstream");
-  m.source = read_url(json, "source");
+  m.upstream = read_metadata_url(json, "upstream");
+  m.source = read_metadata_url(json, "source");
   if (const auto digest = json.find("digest")) m.digests = read_digests(*digest);
   if (const auto provenance = json.find("provenance")) m.provenance = read_provenance(*provenance);
   return m;

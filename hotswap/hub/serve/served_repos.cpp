@@ -19,7 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kBuffer = 1 << 20;
+constexpr size_t kHashBuffer = 1 << 20;
 constexpr int64_t kSmall = 16 << 20;             // bytes; read in some milliseconds
 constexpr int64_t kSaveFrom = int64_t{1} << 30;  // bytes
 constexpr std::chrono::milliseconds kTick{20};
@@ -58,7 +58,7 @@ ServedFile describe_file(const fs::path& file, int64_t large_from) {
   const auto size = static_cast<int64_t>(fs::file_size(file));
   ContentHash git(std::string(40, '0'), size), large(std::string(64, '0'), size);
   std::ifstream in(file, std::ios::binary);
-  std::string buffer(kBuffer, '\0');
+  std::string buffer(kHashBuffer, '\0');
   while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())), in.gcount() > 0) {
     const std::string_view bytes(buffer.data(), static_cast<size_t>(in.gcount()));
     git.update(bytes);

@@ -16,7 +16,7 @@
 namespace hotswap {
 namespace {
 
-[[noreturn]] void refuse(const std::string& wanted, const std::string& got) {
+[[noreturn]] void refuse_signature(const std::string& wanted, const std::string& got) {
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = wanted,
                .got = got,
@@ -29,14 +29,14 @@ std::vector<int64_t> times_of(const Bundle& bundle, const LogKey& log, const Tru
   const LogEntry& entry = bundle.entry;
   if (!entry.promise.empty() && entry.integrated_time != 0) {
     // Only this kind of entry has a time that the promise signs.
-    if (entry.version != "0.0.1") refuse("a log entry of version 0.0.1 with its time", entry.version);
+    if (entry.version != "0.0.1") refuse_signature("a log entry of version 0.0.1 with its time", entry.version);
     verify_promise(entry, log);
     times.push_back(entry.integrated_time);
   }
   for (const std::string& token : bundle.timestamps) {
     if (const auto time = verify_clock(token, bundle.signature, root.clocks)) times.push_back(*time);
   }
-  if (times.empty()) refuse("a time of the signature that the log or a clock has signed", "none");
+  if (times.empty()) refuse_signature("a time of the signature that the log or a clock has signed", "none");
   return times;
 }
 
@@ -52,17 +52,17 @@ std::vector<Certificate> chain_of(const Bundle& bundle, const TrustRoot& root, i
       why = error.got();
     }
   }
-  refuse("a certificate that chains to the trust root, valid when it signed", why);
+  refuse_signature("a certificate that chains to the trust root, valid when it signed", why);
 }
 
 void check_usage(X509* leaf) {
-  if (X509_check_ca(leaf) != 0) refuse("a certificate for signing", "one for issuing certificates");
+  if (X509_check_ca(leaf) != 0) refuse_signature("a certificate for signing", "one for issuing certificates");
   if ((X509_get_extension_flags(leaf) & EXFLAG_KUSAGE) == 0 || (X509_get_key_usage(leaf) & KU_DIGITAL_SIGNATURE) == 0) {
-    refuse("a certificate for digital signatures", "one for another use");
+    refuse_signature("a certificate for digital signatures", "one for another use");
   }
   if ((X509_get_extension_flags(leaf) & EXFLAG_XKUSAGE) == 0 ||
       (X509_get_extended_key_usage(leaf) & XKU_CODE_SIGN) == 0) {
-    refuse("a certificate for code signing", "one for another use");
+    refuse_signature("a certificate for code signing", "one for another use");
   }
 }
 
@@ -81,7 +81,7 @@ SignedBy identity_of(const X509* leaf) {
   const auto first = extension(leaf, "1.3.6.1.4.1.57264.1.1");
   if (first && by.issuer.empty()) by.issuer = *first;
   if (first && *first != by.issuer)
-    refuse("one issuer in the certificate", cat(shown(*first), " and ", shown(by.issuer)));
+    refuse_signature("one issuer in the certificate", cat(shown(*first), " and ", shown(by.issuer)));
   return by;
 }
 
@@ -111,7 +111,7 @@ std::string signer_of(const std::vector<Signer>& signers, const SignedBy& by) {
     if (text.empty()) return signer.name;
     why.push_back(cat(signer.name, ": ", text));
   }
-  refuse("a signer that the policy names", why.empty() ? "a policy that names none" : join(why, "; "));
+  refuse_signature("a signer that the policy names", why.empty() ? "a policy that names none" : join(why, "; "));
 }
 
 void check_body_v1(const Bundle& bundle, const Json& spec, const std::string& digest_hex) {
@@ -121,11 +121,11 @@ void check_body_v1(const Bundle& bundle, const Json& spec, const std::string& di
   const std::unique_ptr<BIO, FreeWith<BIO_free>> bio(
       BIO_new_mem_buf(pem ? pem->data() : "", pem ? static_cast<int>(pem->size()) : 0));
   const Certificate logged(PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
-  if (!logged) refuse("the certificate in the log's entry", openssl_error());
+  if (!logged) refuse_signature("the certificate in the log's entry", openssl_error());
   if (hash.at<std::string>("algorithm") != "sha256" || hash.at<std::string>("value") != digest_hex ||
       from_base64(signature.at<std::string>("content")) != bundle.signature ||
       der_of(logged.get()) != der_of(bundle.certificate.get())) {
-    refuse("a log entry of this file, signature and certificate", "one of others");
+    refuse_signature("a log entry of this file, signature and certificate", "one of others");
   }
 }
 
@@ -136,7 +136,7 @@ void check_body_v2(const Bundle& bundle, const Json& spec, const std::string& di
   if (data.at<std::string>("algorithm") != "SHA2_256" || from_base64(data.at<std::string>("digest")) != digest ||
       from_base64(signature.at<std::string>("content")) != bundle.signature ||
       from_base64(certificate.at<std::string>("rawBytes")) != der_of(bundle.certificate.get())) {
-    refuse("a log entry of this file, signature and certificate", "one of others");
+    refuse_signature("a log entry of this file, signature and certificate", "one of others");
   }
 }
 
@@ -146,30 +146,30 @@ void check_body(const Bundle& bundle, const std::string& digest) {
   const Json body = Json::parse(entry.body, "the log's entry");
   if (entry.kind != "hashedrekord" || body.at<std::string>("kind") != entry.kind ||
       body.at<std::string>("apiVersion") != entry.version) {
-    refuse("a log entry of the kind hashedrekord", cat(shown(entry.kind), " ", shown(entry.version)));
+    refuse_signature("a log entry of the kind hashedrekord", cat(shown(entry.kind), " ", shown(entry.version)));
   }
   if (entry.version == "0.0.1") {
     check_body_v1(bundle, body.child("spec"), to_hex({reinterpret_cast<const uint8_t*>(digest.data()), digest.size()}));
   } else if (entry.version == "0.0.2") {
     check_body_v2(bundle, body.child("spec"), digest);
   } else {
-    refuse("a log entry of version 0.0.1 or 0.0.2", shown(entry.version));
+    refuse_signature("a log entry of version 0.0.1 or 0.0.2", shown(entry.version));
   }
 }
 
 SignedBy verify_parsed(std::string_view artifact, const Bundle& bundle, const TrustRoot& root,
                        const std::vector<Signer>& signers) {
   const LogKey* log = TrustRoot::find(root.logs, bundle.entry.log_id);
-  if (log == nullptr) refuse("an entry of a log that the trust root knows", "one of another log");
+  if (log == nullptr) refuse_signature("an entry of a log that the trust root knows", "one of another log");
   const std::vector<int64_t> times = times_of(bundle, *log, root);
   for (const int64_t time : times) {
-    if (!log->valid.holds(time)) refuse("a log that was in use when it signed", "one that was not");
+    if (!log->valid.holds(time)) refuse_signature("a log that was in use when it signed", "one that was not");
     if (time < not_before(bundle.certificate.get()) || time > not_after(bundle.certificate.get())) {
-      refuse("a certificate that was valid when it signed", "one that was not");
+      refuse_signature("a certificate that was valid when it signed", "one that was not");
     }
     const auto chain = chain_of(bundle, root, time);
     if (!root.certificate_logs.empty()) {
-      if (chain.size() < 2) refuse("a certificate with an issuer", "one that stands alone");
+      if (chain.size() < 2) refuse_signature("a certificate with an issuer", "one that stands alone");
       verify_certificate_timestamp(bundle.certificate.get(), chain[1].get(), root.certificate_logs);
     }
   }
@@ -182,9 +182,10 @@ SignedBy verify_parsed(std::string_view artifact, const Bundle& bundle, const Tr
   if (!bundle.entry.checkpoint.empty()) verify_checkpoint(bundle.entry, *log);
 
   const std::string digest = sha256_of(artifact);
-  if (!bundle.digest.empty() && bundle.digest != digest) refuse("a bundle of this file", "one of another file");
+  if (!bundle.digest.empty() && bundle.digest != digest)
+    refuse_signature("a bundle of this file", "one of another file");
   if (!verify_bytes(X509_get0_pubkey(bundle.certificate.get()), artifact, bundle.signature)) {
-    refuse("a signature of this file", "one of something else");
+    refuse_signature("a signature of this file", "one of something else");
   }
   check_body(bundle, digest);
   return by;

@@ -10,17 +10,17 @@
 namespace hotswap {
 namespace {
 
-[[noreturn]] void refuse(const std::string& wanted, const std::string& got) {
+[[noreturn]] void refuse_entry(const std::string& wanted, const std::string& got) {
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = wanted,
                .got = got,
                .next = "do not trust what it signs; download it again"});
 }
 
-std::string bytes_at(const Json& json, const char* key) {
+std::string entry_bytes(const Json& json, const char* key) {
   const auto text = json.at<std::string>(key);
   if (auto bytes = from_base64(text)) return *bytes;
-  refuse(cat("base64 at ", json.child(key).where()), "'" + shown(text) + "'");
+  refuse_entry(cat("base64 at ", json.child(key).where()), "'" + shown(text) + "'");
 }
 
 // Whole numbers, which protobuf's JSON writes as texts.
@@ -28,7 +28,7 @@ int64_t number_at(const Json& json, const char* key) {
   const Json value = json.child(key);
   if (!value.is_string()) return value.as<int64_t>();
   const auto text = value.as<std::string>();
-  if (!all_digits(text) || text.size() > 18) refuse(cat("a number at ", value.where()), "'" + shown(text) + "'");
+  if (!all_digits(text) || text.size() > 18) refuse_entry(cat("a number at ", value.where()), "'" + shown(text) + "'");
   return std::stoll(text);
 }
 
@@ -44,21 +44,21 @@ std::string hex(std::string_view bytes) {
 
 LogEntry LogEntry::parse(const Json& json) {
   LogEntry entry;
-  entry.log_id = bytes_at(json.child("logId"), "keyId");
+  entry.log_id = entry_bytes(json.child("logId"), "keyId");
   entry.index = json.has("logIndex") ? number_at(json, "logIndex") : 0;  // protobuf's JSON leaves zeros out
   entry.integrated_time = json.has("integratedTime") ? number_at(json, "integratedTime") : 0;
   entry.kind = json.child("kindVersion").at<std::string>("kind");
   entry.version = json.child("kindVersion").at<std::string>("version");
-  entry.body = bytes_at(json, "canonicalizedBody");
-  if (const auto promise = json.find("inclusionPromise")) entry.promise = bytes_at(*promise, "signedEntryTimestamp");
+  entry.body = entry_bytes(json, "canonicalizedBody");
+  if (const auto promise = json.find("inclusionPromise")) entry.promise = entry_bytes(*promise, "signedEntryTimestamp");
   const Json proof = json.child("inclusionProof");
   entry.leaf = proof.has("logIndex") ? number_at(proof, "logIndex") : 0;
   entry.tree_size = number_at(proof, "treeSize");
-  entry.root_hash = bytes_at(proof, "rootHash");
+  entry.root_hash = entry_bytes(proof, "rootHash");
   if (const auto hashes = proof.find("hashes")) {
     for (const Json& hash : hashes->elements()) {
       const auto bytes = from_base64(hash.as<std::string>());
-      if (!bytes || bytes->size() != 32) refuse(cat("the base64 of a hash at ", hash.where()), "something else");
+      if (!bytes || bytes->size() != 32) refuse_entry(cat("the base64 of a hash at ", hash.where()), "something else");
       entry.hashes.push_back(*bytes);
     }
   }
@@ -68,7 +68,7 @@ LogEntry LogEntry::parse(const Json& json) {
 
 void verify_inclusion(const LogEntry& entry) {
   if (entry.leaf < 0 || entry.tree_size <= entry.leaf) {
-    refuse("a leaf inside its log's tree", cat("leaf ", entry.leaf, " of ", entry.tree_size));
+    refuse_entry("a leaf inside its log's tree", cat("leaf ", entry.leaf, " of ", entry.tree_size));
   }
   const auto leaf = static_cast<uint64_t>(entry.leaf), last = static_cast<uint64_t>(entry.tree_size) - 1;
   // Up to where the paths of this leaf and of the last one meet there is a sibling on each level; above, the path runs
@@ -76,7 +76,7 @@ void verify_inclusion(const LogEntry& entry) {
   const auto inner = static_cast<size_t>(std::bit_width(leaf ^ last));
   const auto border = static_cast<size_t>(std::popcount(inner < 64 ? leaf >> inner : 0));
   if (entry.hashes.size() != inner + border) {
-    refuse(cat("an inclusion proof of ", inner + border, " hashes"), cat(entry.hashes.size()));
+    refuse_entry(cat("an inclusion proof of ", inner + border, " hashes"), cat(entry.hashes.size()));
   }
   std::string hash = sha256_of(std::string(1, '\0') + entry.body);
   for (size_t i = 0; i < entry.hashes.size(); ++i) {
@@ -84,7 +84,7 @@ void verify_inclusion(const LogEntry& entry) {
     hash = right ? hash_children(entry.hashes[i], hash) : hash_children(hash, entry.hashes[i]);
   }
   if (hash != entry.root_hash) {
-    refuse(cat("an inclusion proof that leads to the root ", hex(entry.root_hash)), hex(hash));
+    refuse_entry(cat("an inclusion proof that leads to the root ", hex(entry.root_hash)), hex(hash));
   }
 }
 
@@ -94,7 +94,7 @@ void verify_checkpoint(const LogEntry& entry, const LogKey& log) {
   const size_t blank = note.find("\n\n");
   if (note.size() > (1 << 20) || blank == note.npos || note.find("\n\n", blank + 1) != note.npos ||
       !note.ends_with('\n')) {
-    refuse("a checkpoint as a signed note", "'" + shown(note) + "'");
+    refuse_entry("a checkpoint as a signed note", "'" + shown(note) + "'");
   }
   const std::string text = note.substr(0, blank + 1);
   bool is_signed = false;
@@ -105,16 +105,16 @@ void verify_checkpoint(const LogEntry& entry, const LogKey& log) {
     const auto bytes = from_base64(std::string_view(line).substr(space + 1));
     if (!bytes || bytes->size() < 5 || bytes->compare(0, 4, log.id, 0, 4) != 0) continue;
     if (!verify_bytes(log.key.get(), text, std::string_view(*bytes).substr(4))) {
-      refuse("a checkpoint signed by its log", "a signature of something else");
+      refuse_entry("a checkpoint signed by its log", "a signature of something else");
     }
     is_signed = true;
   }
-  if (!is_signed) refuse("a checkpoint signed by its log", "no signature of the log " + hex(log.id));
+  if (!is_signed) refuse_entry("a checkpoint signed by its log", "no signature of the log " + hex(log.id));
   const auto lines = split(text, '\n');  // origin, size, root hash, whatever else
   const auto root = lines.size() < 4 ? std::nullopt : from_base64(lines[2]);
   if (!root || *root != entry.root_hash || lines[1] != cat(entry.tree_size)) {
-    refuse(cat("a checkpoint of a tree of ", entry.tree_size, " with the root ", hex(entry.root_hash)),
-           "one of another tree");
+    refuse_entry(cat("a checkpoint of a tree of ", entry.tree_size, " with the root ", hex(entry.root_hash)),
+                 "one of another tree");
   }
 }
 
@@ -123,7 +123,7 @@ void verify_promise(const LogEntry& entry, const LogKey& log) {
   const std::string promised = cat(R"({"body":")", base64(entry.body), R"(","integratedTime":)", entry.integrated_time,
                                    R"(,"logID":")", hex(entry.log_id), R"(","logIndex":)", entry.index, "}");
   if (!verify_bytes(log.key.get(), promised, entry.promise)) {
-    refuse("an entry whose time the log has signed", "a signature of something else");
+    refuse_entry("an entry whose time the log has signed", "a signature of something else");
   }
 }
 

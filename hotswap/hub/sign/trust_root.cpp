@@ -10,7 +10,7 @@
 namespace hotswap {
 namespace {
 
-std::string bytes_at(const Json& json, const char* key) {
+std::string root_bytes(const Json& json, const char* key) {
   const auto text = json.at<std::string>(key);
   if (auto bytes = from_base64(text)) return *bytes;
   throw Error({.kind = ErrorKind::kCorrupt,
@@ -45,9 +45,9 @@ std::vector<LogKey> read_logs(const Json& root, const char* name) {
   if (!list) return keys;
   for (const Json& log : list->elements()) {
     const Json key = log.child("publicKey");
-    const std::string der = bytes_at(key, "rawBytes");
+    const std::string der = root_bytes(key, "rawBytes");
     const auto id = log.find("logId");
-    keys.push_back({.id = id ? bytes_at(*id, "keyId") : sha256_of(der),
+    keys.push_back({.id = id ? root_bytes(*id, "keyId") : sha256_of(der),
                     .key = key_from_der(der, key.where()),
                     .valid = read_valid(key)});
   }
@@ -61,7 +61,7 @@ std::vector<Authority> read_authorities(const Json& root, const char* name) {
   for (const Json& json : list->elements()) {
     Authority authority{.chain = {}, .valid = read_valid(json)};
     for (const Json& certificate : json.child("certChain").child("certificates").elements()) {
-      authority.chain.push_back(certificate_from_der(bytes_at(certificate, "rawBytes"), certificate.where()));
+      authority.chain.push_back(certificate_from_der(root_bytes(certificate, "rawBytes"), certificate.where()));
     }
     if (authority.chain.empty()) {
       throw Error({.kind = ErrorKind::kCorrupt,

@@ -37,7 +37,7 @@ struct Decoder : Module {
   DecoderLayerSlot slot;
 };
 
-KernelRow row_of(Decoder& model, const KernelOptions& options = {}) {
+KernelRow decoder_row(Decoder& model, const KernelOptions& options = {}) {
   const KernelReport report = kernelize(model, Mode::INFERENCE, options);
   EXPECT_EQ(report.rows.size(), 1U);
   EXPECT_EQ(model.slot.bound(), report.rows[0].package.has_value());
@@ -48,11 +48,11 @@ TEST(DecoderLayer, TakesAsManyRowsAsThePackageSaysAndTheReportSaysSo) {
   Decoder model(at::kBFloat16, at::kBFloat16);
   EXPECT_FALSE(takes_rows(model.slot, 1)) << "nothing is bound";
   const int64_t most = __builtin_cpu_supports("avx512bf16") ? 4 : 16;  // kernels/decode/CARD.md
-  EXPECT_EQ(row_of(model).reason, cat("up to ", most, " rows, more by its parts"));
+  EXPECT_EQ(decoder_row(model).reason, cat("up to ", most, " rows, more by its parts"));
   EXPECT_TRUE(takes_rows(model.slot, most));
   EXPECT_FALSE(takes_rows(model.slot, most + 1));
   model.pack();
-  EXPECT_EQ(row_of(model).reason, "up to 16 rows, more by its parts");
+  EXPECT_EQ(decoder_row(model).reason, "up to 16 rows, more by its parts");
   EXPECT_TRUE(takes_rows(model.slot, 16));
   EXPECT_FALSE(takes_rows(model.slot, 17));
   unkernelize(model);
@@ -61,7 +61,7 @@ TEST(DecoderLayer, TakesAsManyRowsAsThePackageSaysAndTheReportSaysSo) {
 
 TEST(DecoderLayer, StaysStockWhereThePackageSaysNone) {
   Decoder model(at::kFloat, at::kHalf);
-  const KernelRow row = row_of(model);
+  const KernelRow row = decoder_row(model);
   expect_has(row.reason, {"decode:DecoderLayer serves no batch", "widths and dtypes"});
   EXPECT_TRUE(row.by_choice) << "strict asks for the parts";
   EXPECT_FALSE(takes_rows(model.slot, 1));
@@ -73,7 +73,7 @@ TEST(DecoderLayer, APackageThatSaysNothingIsGivenWhatTheContractAllows) {
   Decoder model(at::kBFloat16, at::kBFloat16);
   const KernelConfig config{.kernel_mapping = {{"DecoderLayer", KernelChoice(copy.root().string() + ":DecoderLayer")}},
                             .use_local_kernel = true};
-  EXPECT_EQ(row_of(model, {.config = config}).reason, "up to 16 rows, more by its parts");
+  EXPECT_EQ(decoder_row(model, {.config = config}).reason, "up to 16 rows, more by its parts");
   EXPECT_TRUE(takes_rows(model.slot, kMaxDecoderRows));
 }
 

@@ -22,13 +22,13 @@
 namespace hotswap::binding {
 namespace {
 
-constexpr int64_t kHeadDim = 64;
+constexpr int64_t kAttentionHeadDim = 64;
 
 // Causal, with as many key heads as query heads: what every package of the contract has.
 Result<Example> attention_example(const std::string&, const ExampleSize& size) {
-  const int64_t heads = std::max<int64_t>(1, size.dim / kHeadDim);
-  const std::vector<int64_t> shape{1, size.rows, heads, kHeadDim};
-  const double scale = 1 / std::sqrt(static_cast<double>(kHeadDim));
+  const int64_t heads = std::max<int64_t>(1, size.dim / kAttentionHeadDim);
+  const std::vector<int64_t> shape{1, size.rows, heads, kAttentionHeadDim};
+  const double scale = 1 / std::sqrt(static_cast<double>(kAttentionHeadDim));
   const auto attention = [scale](const auto& forward) -> ExampleForward {
     return [scale, forward](const Values& a) {
       size_t next = 0;
@@ -49,7 +49,7 @@ Result<Example> attention_example(const std::string&, const ExampleSize& size) {
     return attention([module](const auto&... arguments) { return module->slot(arguments...); });
   };
   const auto pairs = static_cast<double>(size.rows) * static_cast<double>(size.rows + 1) / 2;
-  example.flops = 4 * pairs * static_cast<double>(heads * kHeadDim);
+  example.flops = 4 * pairs * static_cast<double>(heads * kAttentionHeadDim);
   return example;
 }
 
@@ -57,26 +57,26 @@ Result<Example> attention_example(const std::string&, const ExampleSize& size) {
 Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
   constexpr int64_t kCapacity = 128;
   const int64_t rows = std::min(size.rows, kMaxDecoderRows), hidden = size.dim, ffn = 3 * hidden;
-  const int64_t kv_heads = std::max<int64_t>(1, hidden / kHeadDim / 4), heads = 4 * kv_heads;
+  const int64_t kv_heads = std::max<int64_t>(1, hidden / kAttentionHeadDim / 4), heads = 4 * kv_heads;
   const auto weight = [](int64_t out, int64_t in) { return random({out, in}) * std::pow(double(in), -0.5); };
-  const Tensor half = random({1, 1, kHeadDim / 2}), angle = at::cat({half, half}, -1);
+  const Tensor half = random({1, 1, kAttentionHeadDim / 2}), angle = at::cat({half, half}, -1);
   const DecoderLayerParts parts{.input_norm = random({hidden}),
-                                .q = weight(heads * kHeadDim, hidden),
-                                .k = weight(kv_heads * kHeadDim, hidden),
-                                .v = weight(kv_heads * kHeadDim, hidden),
+                                .q = weight(heads * kAttentionHeadDim, hidden),
+                                .k = weight(kv_heads * kAttentionHeadDim, hidden),
+                                .v = weight(kv_heads * kAttentionHeadDim, hidden),
                                 .cos = angle.cos(),
                                 .sin = angle.sin(),
-                                .k_cache = random({rows, kCapacity, kv_heads, kHeadDim}),
-                                .v_cache = random({rows, kCapacity, kv_heads, kHeadDim}),
+                                .k_cache = random({rows, kCapacity, kv_heads, kAttentionHeadDim}),
+                                .v_cache = random({rows, kCapacity, kv_heads, kAttentionHeadDim}),
                                 .position = at::full({1}, kCapacity / 2, at::kLong),
-                                .o = weight(hidden, heads * kHeadDim),
+                                .o = weight(hidden, heads * kAttentionHeadDim),
                                 .post_norm = random({hidden}),
                                 .gate = weight(ffn, hidden),
                                 .up = weight(ffn, hidden),
                                 .down = weight(hidden, ffn),
                                 .scale = 0.125};
   Example example;
-  example.shape = cat(rows, "x", hidden, ", ", heads, "+", kv_heads, "x", kHeadDim, ", ", ffn);
+  example.shape = cat(rows, "x", hidden, ", ", heads, "+", kv_heads, "x", kAttentionHeadDim, ", ", ffn);
   example.arguments = {random({rows, 1, hidden})};
   push(example.arguments, parts);
   example.arguments.emplace_back(/*prefetch=*/false);
@@ -103,13 +103,13 @@ Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
 
 // q and k as a model has them: [batch, time, heads, head_dim] in memory, seen as [batch, heads, time, head_dim]
 Result<Example> rotary_example(const std::string&, const ExampleSize& size) {
-  const int64_t heads = std::max<int64_t>(1, size.dim / kHeadDim), kv_heads = std::max<int64_t>(1, heads / 4);
-  const Tensor half = random({1, size.rows, kHeadDim / 2}), angle = at::cat({half, half}, -1);
-  Example example =
-      make_example<RotaryForward>(stock::rotary, {random({1, size.rows, heads, kHeadDim}).transpose(1, 2),
-                                                  random({1, size.rows, kv_heads, kHeadDim}).transpose(1, 2),
-                                                  at::cos(angle), at::sin(angle), kHeadDim, /*interleaved=*/false});
-  example.shape = cat(size.rows, "x", heads, "+", kv_heads, "x", kHeadDim);
+  const int64_t heads = std::max<int64_t>(1, size.dim / kAttentionHeadDim), kv_heads = std::max<int64_t>(1, heads / 4);
+  const Tensor half = random({1, size.rows, kAttentionHeadDim / 2}), angle = at::cat({half, half}, -1);
+  Example example = make_example<RotaryForward>(
+      stock::rotary, {random({1, size.rows, heads, kAttentionHeadDim}).transpose(1, 2),
+                      random({1, size.rows, kv_heads, kAttentionHeadDim}).transpose(1, 2), at::cos(angle),
+                      at::sin(angle), kAttentionHeadDim, /*interleaved=*/false});
+  example.shape = cat(size.rows, "x", heads, "+", kv_heads, "x", kAttentionHeadDim);
   example.trained = 2;
   return example;
 }

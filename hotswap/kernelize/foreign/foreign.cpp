@@ -94,7 +94,7 @@ std::string names_with_layers() {
   return join(names);
 }
 
-[[noreturn]] void refuse(const Manifest& m, const std::vector<Manifest>& bundled, const std::string& got) {
+[[noreturn]] void refuse_package(const Manifest& m, const std::vector<Manifest>& bundled, const std::string& got) {
   const std::string instead = stand_ins(m.name, bundled);
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = cat("layers.json in ", m.folder.string(), ", or a package with an adapter (",
@@ -144,18 +144,18 @@ Manifest read_package(const fs::path& variant_folder, const std::vector<Manifest
   if (fs::exists(variant_folder / "layers.json", code)) return read_manifest(variant_folder, checked);
   Manifest m = read_metadata(variant_folder, checked);
   if (!fs::is_regular_file(m.library(), code)) {
-    refuse(m, bundled, cat("a package without ", m.library().filename().string(), ": one for Python only"));
+    refuse_package(m, bundled, cat("a package without ", m.library().filename().string(), ": one for Python only"));
   }
   for (const ForeignPackage& package : foreign_packages()) {
     if (m.name != package.name) continue;
-    if (package.layers.empty()) refuse(m, bundled, cat(m.name, " of the Hub: ", package.missing));
+    if (package.layers.empty()) refuse_package(m, bundled, cat(m.name, " of the Hub: ", package.missing));
     need_library_digest(m);
     m.layers = package.layers;
     m.adapter = "hotswap" + m.id;
     m.register_adapter = register_adapter;
     return m;
   }
-  refuse(m, bundled, cat("the compiled package '", m.name, "', whose ops are not known here"));
+  refuse_package(m, bundled, cat("the compiled package '", m.name, "', whose ops are not known here"));
 }
 
 }  // namespace hotswap

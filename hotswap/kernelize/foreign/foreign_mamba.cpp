@@ -15,7 +15,7 @@ using Values = AdapterValues;
 
 bool given(const c10::IValue& value) { return !value.isNone(); }
 
-void refuse(bool asked, const char* what) {
+void refuse_option(bool asked, const char* what) {
   if (!asked) return;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = cat("a call without ", what, ", which this package has not"),
@@ -37,11 +37,11 @@ struct Convolution {
 };
 
 Convolution read(const AdapterArguments& a) {
-  refuse(given(a["initial_state"]), "an initial state");
-  refuse(given(a["seq_idx"]), "packed sequences");
+  refuse_option(given(a["initial_state"]), "an initial state");
+  refuse_option(given(a["seq_idx"]), "packed sequences");
   const Tensor x = a["x"].toTensor(), weight = a["weight"].toTensor().contiguous();
   const int64_t width = weight.size(1);
-  refuse(width < 2 || width > 4, "a width other than 2 to 4");
+  refuse_option(width < 2 || width > 4, "a width other than 2 to 4");
   // Theirs takes channels beside each other where these and all strides are multiples of 8.
   const bool channel_last = x.stride(1) == 1 && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 && x.stride(2) % 8 == 0;
   const c10::IValue bias = given(a["bias"]) ? c10::IValue(a["bias"].toTensor().to(weight.scalar_type())) : a["bias"];
@@ -87,8 +87,8 @@ Adapter convolves_step(const c10::OperatorHandle& op) {
 
 // As theirs takes them.
 Values scan_inputs(const AdapterArguments& a) {
-  refuse(given(a["initial_state"]), "an initial state");
-  refuse(given(a["seq_idx"]), "packed sequences");
+  refuse_option(given(a["initial_state"]), "an initial state");
+  refuse_option(given(a["seq_idx"]), "packed sequences");
   const auto of_groups = [&](const char* name) {  // [batch, state, time], or with groups
     const Tensor t = without_gaps(a[name]);
     return t.dim() == 3 ? t.unsqueeze(1) : t;
@@ -124,7 +124,7 @@ Adapter scans(const c10::OperatorHandle& op, bool trains) {
 // With z theirs reads what the forward gave before the gate, for which the contract has no place: made again.
 Adapter scans_backward(const c10::OperatorHandle& op, const c10::OperatorHandle& forward) {
   return [op, forward](const AdapterArguments& a) -> Values {
-    refuse(given(a["dlast_state"]), "a gradient of the final state");
+    refuse_option(given(a["dlast_state"]), "a gradient of the final state");
     const bool softplus = a["delta_softplus"].toBool(), gated = given(a["z"]);
     Values stack = scan_inputs(a);
     const Tensor u = stack[0].toTensor();

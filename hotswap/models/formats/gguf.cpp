@@ -5,16 +5,18 @@
 #include <cstring>
 
 #include "hotswap/base/error.h"
+#include "hotswap/models/formats/gguf_value_type.h"
 
 namespace hotswap {
 namespace {
+
+using namespace gguf;
 
 constexpr uint64_t kMaxKey = 65535;  // the specification's limit
 constexpr uint64_t kMaxTensorName = 1024;
 constexpr uint32_t kMaxDims = 4;  // ggml's
 constexpr uint64_t kMaxAlignment = 1 << 20;
 
-enum ValueType : uint32_t { kU8, kI8, kU16, kI16, kU32, kI32, kF32, kBool, kString, kArray, kU64, kI64, kF64 };
 constexpr const char* kValueTypes[] = {"uint8", "int8",   "uint16", "int16",  "uint32", "int32",  "float32",
                                        "bool",  "string", "array",  "uint64", "int64",  "float64"};
 

@@ -138,7 +138,7 @@ Tensor side_by_side(const Tensor& rows, int64_t heads) {
   return rows.reshape({heads, 2, rows.size(0) / heads / 2, -1}).transpose(1, 2).reshape(rows.sizes());
 }
 
-std::string bytes_of(const Tensor& tensor) {
+std::string tensor_bytes(const Tensor& tensor) {
   const Tensor plain = tensor.contiguous();
   return {reinterpret_cast<const char*>(plain.const_data_ptr<float>()), static_cast<size_t>(plain.numel()) * 4};
 }
@@ -165,7 +165,7 @@ Gguf file_of(const Written& w, CausalLM& model) {
     if (w.interleaved && name.find("k_proj") != std::string::npos) stored = side_by_side(stored, kKeyHeads);
     std::vector<uint64_t> extents;
     for (int64_t d = stored.dim(); d-- > 0;) extents.push_back(static_cast<uint64_t>(stored.size(d)));
-    file.tensor(theirs(w, name), extents, 0, bytes_of(stored));
+    file.tensor(theirs(w, name), extents, 0, tensor_bytes(stored));
   });
   return file;
 }

@@ -6,12 +6,14 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/models/formats/gguf_value_type.h"
 
 namespace hotswap {
 namespace {
 
+using namespace gguf;
+
 constexpr uint64_t kAlignment = 32;  // what readers take where general.alignment is absent
-enum ValueType : uint32_t { kU32 = 4, kI32 = 5, kF32 = 6, kBool = 7, kString = 8, kArray = 9 };
 
 template <typename T>
 std::string bytes_of(T value) {
@@ -31,14 +33,14 @@ std::string bytes_of_list(uint32_t type, const List& values, Write write) {
 
 uint64_t padded(uint64_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
 
-[[noreturn]] void refuse(std::string expected, std::string got, const char* next) {
+[[noreturn]] void refuse_to_write(std::string expected, std::string got, const char* next) {
   throw Error(
       {.kind = ErrorKind::kInvalidArgument, .wanted = std::move(expected), .got = std::move(got), .next = next});
 }
 
 void take_name(std::vector<std::string>& names, const std::string& name, const char* what) {
   if (name.empty() || std::find(names.begin(), names.end(), name) != names.end())
-    refuse(cat("each ", what, " of a GGUF file once, with a name"), cat("'", name, "'"), "rename it");
+    refuse_to_write(cat("each ", what, " of a GGUF file once, with a name"), cat("'", name, "'"), "rename it");
   names.push_back(name);
 }
 
@@ -53,7 +55,7 @@ void GgufWriter::text(const std::string& name, const std::string& value) { key(n
 
 void GgufWriter::number(const std::string& name, int64_t value) {
   if (value < 0 || value > std::numeric_limits<uint32_t>::max())
-    refuse(cat(name, " from 0 to 2^32 - 1"), cat(value), "check the model's config.json");
+    refuse_to_write(cat(name, " from 0 to 2^32 - 1"), cat(value), "check the model's config.json");
   key(name, kU32, bytes_of(static_cast<uint32_t>(value)));
 }
 
@@ -79,8 +81,8 @@ void GgufWriter::tensor(const std::string& name, const GgufType& type, const std
   int64_t numel = 1;
   for (const int64_t extent : shape) numel *= extent;
   if (shape.empty() || shape.size() > 4 || numel < 1 || shape.back() % type.block != 0) {
-    refuse(cat("tensors of 1 to 4 dimensions with rows in whole blocks of ", type.block, " (", type.name, ")"),
-           cat("'", name, "' [", join(shape), "]"), "take another type for it");
+    refuse_to_write(cat("tensors of 1 to 4 dimensions with rows in whole blocks of ", type.block, " (", type.name, ")"),
+                    cat("'", name, "' [", join(shape), "]"), "take another type for it");
   }
   take_name(names_, name, "tensor");
   table_ += bytes_of_text(name) + bytes_of(static_cast<uint32_t>(shape.size()));
@@ -100,8 +102,8 @@ void GgufWriter::write(const std::filesystem::path& file, const std::function<at
   for (size_t i = 0; i < sizes_.size(); ++i) {
     const at::Tensor data = bytes(i);
     if (data.scalar_type() != at::kByte || data.nbytes() != sizes_[i] || !data.is_contiguous()) {
-      refuse(cat(sizes_[i], " bytes for tensor '", names_[i], "', contiguous"),
-             cat(data.scalar_type(), " [", join(data.sizes()), "]"), "give what its type and shape say");
+      refuse_to_write(cat(sizes_[i], " bytes for tensor '", names_[i], "', contiguous"),
+                      cat(data.scalar_type(), " [", join(data.sizes()), "]"), "give what its type and shape say");
     }
     out.write(data.const_data_ptr<uint8_t>(), data.nbytes());
     out.write(std::string(padded(sizes_[i]) - sizes_[i], '\0'));

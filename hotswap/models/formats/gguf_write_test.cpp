@@ -15,7 +15,7 @@ using test_support::message_of;
 using test_support::TempFolder;
 
 at::Tensor bytes(int64_t count, int value) { return at::full({count}, value, at::TensorOptions().dtype(at::kByte)); }
-const GgufType& type_of(const std::string& name) { return *find_gguf_type(name); }
+const GgufType& gguf_type(const std::string& name) { return *find_gguf_type(name); }
 
 TEST(GgufWriter, WritesWhatTheReaderReads) {
   const TempFolder folder;
@@ -28,8 +28,8 @@ TEST(GgufWriter, WritesWhatTheReaderReads) {
   out.integers("tokenizer.ggml.token_type", {1, -1, 6});
   out.reals("tokenizer.ggml.scores", {0, -1.5F});
   out.texts("empty", {});
-  out.tensor("first", type_of("Q8_0"), {3, 32});  // 102 bytes: padding follows
-  out.tensor("second", type_of("F32"), {2, 1, 5});
+  out.tensor("first", gguf_type("Q8_0"), {3, 32});  // 102 bytes: padding follows
+  out.tensor("second", gguf_type("F32"), {2, 1, 5});
   ASSERT_EQ(out.tensors(), 2U);
   out.write(folder / "x.gguf", [](size_t i) { return bytes(i == 0 ? 102 : 40, static_cast<int>(i)); });
 
@@ -53,8 +53,8 @@ TEST(GgufWriter, WritesWhatTheReaderReads) {
 TEST(GgufWriter, LeavesNothingWhereAnErrorEndsIt) {
   const TempFolder folder;
   GgufWriter out;
-  out.tensor("first", type_of("F32"), {4});
-  out.tensor("second", type_of("F32"), {4});
+  out.tensor("first", gguf_type("F32"), {4});
+  out.tensor("second", gguf_type("F32"), {4});
   EXPECT_THROW(out.write(folder / "x.gguf",
                          [](size_t i) {
                            if (i == 1) throw std::runtime_error("half-way");
@@ -68,16 +68,16 @@ TEST(GgufWriter, LeavesNothingWhereAnErrorEndsIt) {
 
 TEST(GgufWriter, RefusesWhatNoFileHolds) {
   GgufWriter out;
-  out.tensor("a", type_of("F32"), {4});
+  out.tensor("a", gguf_type("F32"), {4});
   out.number("key", 1);
   const auto refused = [&](const char* expected, const auto& declare) {
     const std::string message = message_of(declare);
     EXPECT_NE(message.find(expected), std::string::npos) << message;
   };
-  refused("each tensor of a GGUF file once", [&] { out.tensor("a", type_of("F32"), {4}); });
+  refused("each tensor of a GGUF file once", [&] { out.tensor("a", gguf_type("F32"), {4}); });
   refused("each key of a GGUF file once", [&] { out.number("key", 1); });
-  refused("whole blocks of 256 (Q4_K); got 'b' [2, 300]", [&] { out.tensor("b", type_of("Q4_K"), {2, 300}); });
-  refused("1 to 4 dimensions", [&] { out.tensor("b", type_of("F32"), {}); });
+  refused("whole blocks of 256 (Q4_K); got 'b' [2, 300]", [&] { out.tensor("b", gguf_type("Q4_K"), {2, 300}); });
+  refused("1 to 4 dimensions", [&] { out.tensor("b", gguf_type("F32"), {}); });
   refused("n from 0 to 2^32 - 1; got -1", [&] { out.number("n", -1); });
 }
 

@@ -51,7 +51,7 @@ bool is_off(const nlohmann::ordered_json& value) {
 const std::string kMergeInPython =
     "merge the adapter in Python: merge_and_unload() of peft, then save_pretrained, and load that model";
 
-void refuse(const Json& json, const std::string& key, const std::string& expected, const std::string& next) {
+void refuse_key(const Json& json, const std::string& key, const std::string& expected, const std::string& next) {
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = expected,
                .got = cat(key, " = ", json.child(key).raw().dump(), " in ", json.where()),
@@ -63,11 +63,11 @@ void check_keys(const Json& json) {
     if (has(kHonoured, key) || has(kWithoutEffect, key)) continue;
     if (has(kMustBeOff, key) ? is_off(value.raw()) : value.is_null()) continue;
     const bool experts = key == "target_parameters";
-    refuse(json, key,
-           experts                ? "an adapter without target_parameters (experts' weights)"
-           : has(kMustBeOff, key) ? cat("a LoRA adapter without ", key)
-                                  : cat("keys of adapter_config.json that are known here, and not ", key),
-           kMergeInPython);
+    refuse_key(json, key,
+               experts                ? "an adapter without target_parameters (experts' weights)"
+               : has(kMustBeOff, key) ? cat("a LoRA adapter without ", key)
+                                      : cat("keys of adapter_config.json that are known here, and not ", key),
+               kMergeInPython);
   }
 }
 
@@ -81,12 +81,13 @@ void check_initialisation(const Json& json) {
   if (has(kOfTheAdapterAlone, name)) return;
   const bool residual =
       name.starts_with("pissa") || name.starts_with("corda") || name == "olora" || name == "loftq" || name == "lora_ga";
-  refuse(json, "init_lora_weights",
-         residual ? "an adapter of the base model's own weights: this initialisation changed them"
-                  : "init_lora_weights of true, false, gaussian, eva, orthogonal or mica",
-         residual ? "save it in Python with save_pretrained(..., path_initial_model_for_weight_conversion=...), which "
-                    "makes a plain LoRA adapter of it"
-                  : kMergeInPython);
+  refuse_key(json, "init_lora_weights",
+             residual ? "an adapter of the base model's own weights: this initialisation changed them"
+                      : "init_lora_weights of true, false, gaussian, eva, orthogonal or mica",
+             residual
+                 ? "save it in Python with save_pretrained(..., path_initial_model_for_weight_conversion=...), which "
+                   "makes a plain LoRA adapter of it"
+                 : kMergeInPython);
 }
 
 [[noreturn]] void corrupt(const Json& json, const std::string& expected, const std::string& got) {
@@ -154,7 +155,7 @@ bool NamePattern::matches(const std::string& name) const {
 LoraConfig LoraConfig::read(const std::filesystem::path& file) {
   const Json json = Json::read(file);
   const auto type = json.at<std::string>("peft_type");
-  if (type != "LORA") refuse(json, "peft_type", "an adapter of peft_type LORA", kMergeInPython);
+  if (type != "LORA") refuse_key(json, "peft_type", "an adapter of peft_type LORA", kMergeInPython);
   check_keys(json);
   check_initialisation(json);
   return LoraConfig(json);
@@ -167,10 +168,11 @@ LoraConfig::LoraConfig(const Json& json)
       base_model(json.get<std::string>("base_model_name_or_path", "")),
       use_rslora_(json.get<bool>("use_rslora", false)) {
   const auto task = json.get<std::string>("task_type", "CAUSAL_LM");
-  if (task != "CAUSAL_LM") refuse(json, "task_type", "an adapter of a causal language model (CAUSAL_LM)", "take one");
+  if (task != "CAUSAL_LM")
+    refuse_key(json, "task_type", "an adapter of a causal language model (CAUSAL_LM)", "take one");
   const auto biases = json.get<std::string>("bias", "none");
   if (biases != "none" && biases != "all" && biases != "lora_only")
-    refuse(json, "bias", "bias of none, all or lora_only", kMergeInPython);
+    refuse_key(json, "bias", "bias of none, all or lora_only", kMergeInPython);
   bias = biases == "none" ? LoraBias::kNone : biases == "all" ? LoraBias::kAll : LoraBias::kLoraOnly;
   // fan_in_fan_out is of layers that store [in, out] (GPT-2's Conv1D), which no family here has: peft itself turns it
   // off for a Linear, and an Embedding does not read it.
@@ -229,7 +231,7 @@ void LoraConfig::read_layers(const Json& json) {
   std::erase(layers_patterns_, "");
   for (const std::string& pattern : layers_patterns_) {
     if (pattern.find_first_of("\\^$*+?()[]{}|") != std::string::npos)
-      refuse(json, "layers_pattern", "a plain name as layers_pattern", "name the layers in target_modules");
+      refuse_key(json, "layers_pattern", "a plain name as layers_pattern", "name the layers in target_modules");
   }
   const bool by_name = !all_linear_ && !target_pattern_;
   if (by_name || (!layers_ && layers_patterns_.empty())) return;

@@ -14,7 +14,7 @@ namespace {
 using Shape = std::vector<int64_t>;
 constexpr int64_t kBlock = 32, kBytes = kBlock / 2;
 
-[[noreturn]] void refuse(const std::string& got) {
+[[noreturn]] void refuse_blocks(const std::string& got) {
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = "MXFP4 blocks [experts, rows, groups, 16] and scales [experts, rows, groups], both uint8",
                .got = got,
@@ -24,7 +24,7 @@ constexpr int64_t kBlock = 32, kBytes = kBlock / 2;
 Shape shape_of(const std::vector<Shape>& parts) {
   const Shape &blocks = parts[0], &scales = parts[1];
   if (blocks.size() != 4 || blocks[3] != kBytes || scales != Shape(blocks.begin(), blocks.end() - 1)) {
-    refuse(cat("[", join(blocks), "] and [", join(scales), "]"));
+    refuse_blocks(cat("[", join(blocks), "] and [", join(scales), "]"));
   }
   return {blocks[0], blocks[2] * kBlock, blocks[1]};
 }
@@ -76,7 +76,7 @@ at::Tensor decode_as(const at::Tensor& blocks, const at::Tensor& scales, at::Sca
 
 at::Tensor decode(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
   if (parts[0].scalar_type() != at::kByte || parts[1].scalar_type() != at::kByte) {
-    refuse(cat(parts[0].scalar_type(), " and ", parts[1].scalar_type()));
+    refuse_blocks(cat(parts[0].scalar_type(), " and ", parts[1].scalar_type()));
   }
   shape_of({parts[0].sizes().vec(), parts[1].sizes().vec()});
   const at::Tensor blocks = parts[0].contiguous(), scales = parts[1].contiguous();

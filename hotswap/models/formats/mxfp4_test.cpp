@@ -24,11 +24,12 @@ class Weights : public Module {
   Tensor up;
 };
 
-const TensorRules kRules = {TensorRule::decode({"experts.up_blocks", "experts.up_scales"}, "experts.up", mxfp4())};
+const TensorRules kDecodeRules = {
+    TensorRule::decode({"experts.up_blocks", "experts.up_scales"}, "experts.up", mxfp4())};
 
 Tensor read(const TempFolder& folder, at::IntArrayRef shape, at::ScalarType dtype) {
   Weights model(shape);
-  load_into(model, *in_model_terms(open_checkpoint(folder.path()), kRules, model), {.dtype = dtype});
+  load_into(model, *in_model_terms(open_checkpoint(folder.path()), kDecodeRules, model), {.dtype = dtype});
   return model.up;
 }
 

@@ -14,18 +14,18 @@ namespace {
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
 
-bool has(const fs::path& folder, const char* file) { return fs::is_regular_file(folder / file); }
-bool is_adapter(const fs::path& folder) { return has(folder, "adapter_config.json"); }
-bool is_model(const fs::path& folder) { return has(folder, "config.json"); }
+bool has_file(const fs::path& folder, const char* file) { return fs::is_regular_file(folder / file); }
+bool is_adapter(const fs::path& folder) { return has_file(folder, "adapter_config.json"); }
+bool is_model(const fs::path& folder) { return has_file(folder, "config.json"); }
 
-[[noreturn]] void refuse(const fs::path& path, const std::string& what, std::string next) {
+[[noreturn]] void refuse_path(const fs::path& path, const std::string& what, std::string next) {
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = "a model: a folder with config.json and weights, a .gguf file, or org/name on the Hub",
                .got = cat(path.string(), ", ", what),
                .next = std::move(next)});
 }
 
-Names names_in(const fs::path& folder, bool folders) {
+Names entries_of(const fs::path& folder, bool folders) {
   Names names;
   std::error_code unreadable;
   for (const auto& entry : fs::directory_iterator(folder, unreadable)) {
@@ -63,7 +63,7 @@ void refuse_adapter(const fs::path& folder) {
   const fs::path config = folder / "adapter_config.json";
   const std::string base = text_in(config, "base_model_name_or_path"), type = text_in(config, "peft_type");
   const std::string kind = type == "LORA" ? "LoRA " : type.empty() ? "" : type + " ";
-  refuse(
+  refuse_path(
       folder,
       cat("the ", kind, "adapter of ", base.empty() ? "a model that it does not name" : base, " (adapter_config.json)"),
       cat("give its base as the model and this folder as its adapter: ", base.empty() ? "MODEL" : base, " --adapter ",
@@ -71,10 +71,11 @@ void refuse_adapter(const fs::path& folder) {
 }
 
 bool is_package(const fs::path& folder) {
-  if (has(folder, "build.toml") || has(folder, "metadata.json") || has(folder, "layers.json")) return true;
-  const Names variants = names_in(folder / "build", true);
+  if (has_file(folder, "build.toml") || has_file(folder, "metadata.json") || has_file(folder, "layers.json"))
+    return true;
+  const Names variants = entries_of(folder / "build", true);
   return std::any_of(variants.begin(), variants.end(),
-                     [&](const std::string& variant) { return has(folder / "build" / variant, "metadata.json"); });
+                     [&](const std::string& variant) { return has_file(folder / "build" / variant, "metadata.json"); });
 }
 
 void refuse_ggufs(const fs::path& folder, const Names& files) {
@@ -85,9 +86,9 @@ void refuse_ggufs(const fs::path& folder, const Names& files) {
   }
   if (models.empty()) return;
   if (models.size() == 1)
-    refuse(folder, cat("a folder of the GGUF file ", models[0]), cat("give ", (folder / models[0]).string()));
-  refuse(folder, cat("a folder of ", models.size(), " GGUF files: ", some(models)),
-         cat("give one of them: ", (folder / models[0]).string(), ", or this folder and --gguf-file ", models[0]));
+    refuse_path(folder, cat("a folder of the GGUF file ", models[0]), cat("give ", (folder / models[0]).string()));
+  refuse_path(folder, cat("a folder of ", models.size(), " GGUF files: ", some(models)),
+              cat("give one of them: ", (folder / models[0]).string(), ", or this folder and --gguf-file ", models[0]));
 }
 
 // The steps of checkpoint-500; -1 of another name.
@@ -103,7 +104,7 @@ long step_of(const std::string& name) {
 void refuse_parent(const fs::path& folder) {
   const fs::path parent = fs::is_directory(folder / "snapshots") ? folder / "snapshots" : folder;
   Names inner;
-  for (const std::string& name : names_in(parent, true)) {
+  for (const std::string& name : entries_of(parent, true)) {
     if (is_model(parent / name) || is_adapter(parent / name)) inner.push_back(name);
   }
   if (inner.empty()) return;
@@ -115,43 +116,45 @@ void refuse_parent(const fs::path& folder) {
   const std::string one = inner.size() == 1 ? "give "
                           : by_step         ? "give one of them; the newest is "
                                             : "give one of them, as ";
-  refuse(folder, cat("the parent of ", adapters ? "adapters: " : "models: ", some(inner)),
-         adapters ? cat("give the base as the model and one of these as its adapter: MODEL --adapter ", last.string())
+  refuse_path(folder, cat("the parent of ", adapters ? "adapters: " : "models: ", some(inner)),
+              adapters
+                  ? cat("give the base as the model and one of these as its adapter: MODEL --adapter ", last.string())
                   : cat(one, last.string()));
 }
 
 void refuse_dataset(const fs::path& folder, const Names& files) {
   Names found = ending(files, {".parquet", ".arrow", ".jsonl", ".csv"});
   for (const char* part : {"data", "train"}) {
-    for (const std::string& name : ending(names_in(folder / part, false), {".parquet", ".arrow", ".jsonl", ".csv"}))
+    for (const std::string& name : ending(entries_of(folder / part, false), {".parquet", ".arrow", ".jsonl", ".csv"}))
       found.push_back(cat(part, "/", name));
   }
   for (const char* name : {"dataset_info.json", "dataset_dict.json"}) {
-    if (has(folder, name)) found.emplace_back(name);
+    if (has_file(folder, name)) found.emplace_back(name);
   }
   if (!found.empty())
-    refuse(folder, cat("a dataset: ", some(found)), "give a model; its text goes to --text or --data as a file");
+    refuse_path(folder, cat("a dataset: ", some(found)), "give a model; its text goes to --text or --data as a file");
 }
 
 void refuse_folder(const fs::path& folder) {
   refuse_adapter(folder);
   if (is_model(folder)) return;
   if (is_package(folder)) {
-    refuse(folder, "a kernel package",
-           cat("give the model whose layers it computes, and the package beside it: MODEL --use-local-kernel --kernel "
-               "LAYER=",
-               folder.string(), ":LAYER"));
+    refuse_path(
+        folder, "a kernel package",
+        cat("give the model whose layers it computes, and the package beside it: MODEL --use-local-kernel --kernel "
+            "LAYER=",
+            folder.string(), ":LAYER"));
   }
-  const Names files = names_in(folder, false);
+  const Names files = entries_of(folder, false);
   refuse_ggufs(folder, files);
-  if (has(folder, "model_index.json"))
-    refuse(folder, "a pipeline of diffusers", "give a model that generates text; this host runs no other");
+  if (has_file(folder, "model_index.json"))
+    refuse_path(folder, "a pipeline of diffusers", "give a model that generates text; this host runs no other");
   refuse_parent(folder);
   refuse_dataset(folder, files);
   const Names weights = ending(files, {".safetensors", ".bin", ".pt", ".pth"});
   if (!weights.empty())
-    refuse(folder, cat("weights without config.json: ", some(weights)),
-           "copy config.json, tokenizer.json and tokenizer_config.json of their model there");
+    refuse_path(folder, cat("weights without config.json: ", some(weights)),
+                "copy config.json, tokenizer.json and tokenizer_config.json of their model there");
 }
 
 }  // namespace
@@ -161,7 +164,7 @@ void refuse_no_model(const fs::path& path) {
   if (!fs::is_regular_file(path) || path.extension() == ".gguf") return;
   const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
   if (is_model(folder) || is_adapter(folder))
-    refuse(path, "a file of a model's folder", cat("give the folder: ", folder.string()));
+    refuse_path(path, "a file of a model's folder", cat("give the folder: ", folder.string()));
 }
 
 }  // namespace hotswap

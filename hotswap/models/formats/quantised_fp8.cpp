@@ -16,7 +16,7 @@ Weight fp8(const Parts& parts) {
 
 Shape shape_of_nvfp4(const Parts& parts) { return shape_of_pairs(parts, "weight"); }
 
-Weight nvfp4(const Parts& parts) {
+Weight nvfp4_of_modelopt(const Parts& parts) {
   const Shape shape = shape_of_nvfp4(parts);
   parts.check(shape[1] % 16 == 0 && parts.shape("weight_scale") == Shape({shape[0], shape[1] / 16}), "weight_scale",
               "one e4m3 for 16 columns");
@@ -52,7 +52,7 @@ const std::vector<Layout>& fp8_layouts() {
        {"weight", "weight_scale", "weight_scale_2"},
        {"input_scale", "k_scale", "v_scale"},
        shape_of_nvfp4,
-       nvfp4},
+       nvfp4_of_modelopt},
       {"modelopt", "FP8", {"weight", "weight_scale"}, {"input_scale", "k_scale", "v_scale"}, shape_of_weight, fp8}};
   return layouts;
 }

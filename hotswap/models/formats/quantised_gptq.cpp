@@ -11,7 +11,7 @@
 namespace hotswap::quantised {
 namespace {
 
-[[noreturn]] void unsupported(const Json& settings, const std::string& expected, const std::string& got) {
+[[noreturn]] void unsupported_settings(const Json& settings, const std::string& expected, const std::string& got) {
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = expected,
                .got = cat(got, " in ", settings.where()),
@@ -99,14 +99,15 @@ Weight gptq(const Parts& parts) {
 void check_gptq_settings(const Json& settings) {
   if (settings.at<std::string>("quant_method") == "awq") {
     const auto version = settings.get<std::string>("version", "gemm");
-    if (version != "gemm" && version != "GEMM") unsupported(settings, "AWQ of version gemm", cat("\"", version, "\""));
+    if (version != "gemm" && version != "GEMM")
+      unsupported_settings(settings, "AWQ of version gemm", cat("\"", version, "\""));
     if (settings.get<int64_t>("bits", 4) != 4)
-      unsupported(settings, "AWQ of 4 bits", cat(settings.at<int64_t>("bits")));
+      unsupported_settings(settings, "AWQ of 4 bits", cat(settings.at<int64_t>("bits")));
     return;
   }
   const auto format = settings.get<std::string>("checkpoint_format", settings.get<std::string>("format", "gptq"));
   if (format != "gptq" && format != "gptq_v2")
-    unsupported(settings, "checkpoint_format gptq or gptq_v2", cat("\"", format, "\""));
+    unsupported_settings(settings, "checkpoint_format gptq or gptq_v2", cat("\"", format, "\""));
 }
 
 const std::vector<Layout>& gptq_layouts() {

@@ -19,7 +19,7 @@ std::string bytes_of(const std::string& header, size_t data_size) {
   return test_support::little_endian<uint64_t>(header.size()) + header + std::string(data_size, '\0');
 }
 
-struct BadFile {
+struct BadSafetensors {
   const char* name;
   std::string bytes;
   const char* says;  // part of the message
@@ -31,7 +31,7 @@ std::string with_unknown_key(const std::string& value) {
   return R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":)" + value + "}}";
 }
 
-std::vector<BadFile> bad_files() {
+std::vector<BadSafetensors> bad_safetensors() {
   const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
   std::string deep = R"({"__metadata__":)";
   for (int i = 0; i < 100'000; ++i) deep += "[";
@@ -110,7 +110,7 @@ std::vector<BadFile> bad_files() {
 
 TEST(Safetensors, RefusesBadFiles) {
   const TempFolder folder;
-  for (const BadFile& bad : bad_files()) {
+  for (const BadSafetensors& bad : bad_safetensors()) {
     put_file(folder / "bad.safetensors", bad.bytes);
     const std::string message = message_of([&] { SafetensorsFile file(folder / "bad.safetensors"); });
     EXPECT_NE(message.find(bad.says), std::string::npos) << bad.name << ": " << message;

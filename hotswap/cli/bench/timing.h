@@ -1,0 +1,14 @@
+// Time as the measurements of this folder take it.
+#pragma once
+
+#include <chrono>
+
+namespace hotswap {
+
+using Clock = std::chrono::steady_clock;
+
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace hotswap

@@ -1,0 +1,78 @@
+"""Names in anonymous namespaces are unique in their folder, since the files of a folder compile as one (hotswap_batches).
+
+A file's own names are what it defines in `namespace {`, or `static` and `const` at file scope; tests and what they test
+are two sets. The same `using` with the same target may stand in several files. Exits 1 with a line for each name twice.
+"""
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+APART = re.compile(r"/testdata/|/main\.cpp$|^hotswap/(cuda|models/families)/|^kernels/(mamba/|(?!\w+/\w+_test\.cpp$))")  # each compiles by itself
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+RAW_STRING = re.compile(r'R"(\w*)\(.*?\)\1"', re.DOTALL)
+TYPE = re.compile(r"(?:struct|class|enum class|enum|union) (\w+)[^;{]*\{")
+USING = re.compile(r"using (\w+ = .*);")
+OTHER = re.compile(r"(using|template|namespace|extern|TEST|INSTANTIATE|return|static_assert)\b")
+CONSTANT = re.compile(r"(?:static |constexpr |const )+")
+SEVERAL = re.compile(r"[\s*&](\w+)(?:\[\w*\])? = ")
+DEFINED = re.compile(r"[\w:<>,&*\s\[\]]+?[\s&*](\w+)(?=\s*(?:(\()|=|\{|\[))")
+
+
+def own_names(text: str) -> set[str]:
+    found, anonymous = set(), False
+    for line in RAW_STRING.sub('""', text).splitlines():
+        if line.startswith(("namespace {", "}  // namespace")):
+            anonymous = line == "namespace {"
+        if not line or line[0] in " #/})" or not (anonymous or re.match(r"(static|constexpr|const) ", line)):
+            continue
+        if match := TYPE.match(line) or USING.match(line):
+            found.add(match[1])
+        elif not OTHER.match(line) and (match := DEFINED.match(line)):
+            found.add(match[1])
+            if CONSTANT.match(line) and "(" not in line.split(" = ")[0]:
+                found.update(SEVERAL.findall(STRING.sub('""', line)))
+    return found
+
+
+def twice(files: dict[str, str]) -> list[str]:
+    owners: dict[tuple[str, bool, str], list[str]] = defaultdict(list)
+    for path, text in files.items():
+        folder, is_test = path.rsplit("/", 1)[0], path.endswith("_test.cpp")
+        for name in own_names(text):
+            owners[folder, is_test, name].append(path)
+    by_name: dict[tuple[str, bool, str], set[str]] = defaultdict(set)
+    for (folder, is_test, name), paths in owners.items():
+        if " = " not in name:
+            by_name[folder, is_test, name] |= set(paths)
+        else:  # one target is one name
+            by_name[folder, is_test, name.split(" = ")[0]].add(paths[0])
+    return [f"{name}: {', '.join(sorted(paths))}" for (_, _, name), paths in sorted(by_name.items()) if len(paths) > 1]
+
+
+def self_test() -> None:
+    assert own_names("constexpr int kOne = 1, kTwo = 2;\n") == {"kOne", "kTwo"}
+    a = "namespace {\nstruct Flags {\n  int x;\n};\nint f(int a) {\n}\n}  // namespace\nint shared(int a) {\n}\n"
+    b = "namespace {\nusing J = json;\nint f(int a) {\n}\n}  // namespace\nstatic int g() {\n}\n"
+    assert own_names(a) == {"Flags", "f"} and own_names(b) == {"J = json", "f", "g"}, (own_names(a), own_names(b))
+    assert twice({"r/a.cpp": a, "r/b.cpp": b}) == ["f: r/a.cpp, r/b.cpp"]
+    assert twice({"r/a.cpp": a, "s/b.cpp": b, "r/a_test.cpp": a}) == []
+    assert twice({"r/a.cpp": b.replace("json", "other").replace("f(", "h(").replace("g(", "i("), "r/b.cpp": b}) == ["J: r/a.cpp, r/b.cpp"]
+
+
+def main() -> int:
+    self_test()
+    names = subprocess.run(["git", "ls-files", "hotswap", "kernels"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    kept = [n for n in names if n.endswith(".cpp") and not APART.search(n) and (ROOT / n).is_file()]
+    found = twice({name: (ROOT / name).read_text() for name in kept})
+    for line in found:
+        print(f"expected names of a file's own to be unique in its folder; got {line}; rename one")
+    print(f"file names: {len(kept)} sources, {len(found)} names twice")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
