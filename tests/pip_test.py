@@ -63,8 +63,13 @@ def fresh_environment(work: Path, python: Path, environment: dict) -> Path:
     ask = [fresh, "-c", "import wheel_backend; print('torch>=2.10' in wheel_backend.get_requires_for_build_wheel())"]
     inside = environment | {"PYTHONPATH": f"{work / 'backend'}", "PYTHONDONTWRITEBYTECODE": "1"}
     before = run(*ask, env=inside, cwd=ROOT / "python").strip()
+    # .venv through a link in the copied sources, where the repository has it: ccache compares paths from the sources on.
+    (work / "clone").mkdir()
+    if (ROOT / ".venv").exists():
+        (work / "clone/.venv").symlink_to(ROOT / ".venv")
+    linked = [path.replace(f"{ROOT}/.venv/", f"{work}/clone/.venv/") for path in there]
     (site,) = work.glob("venv/lib/python*/site-packages")
-    (site / "around.pth").write_text("\n".join([*there, ""]))
+    (site / "around.pth").write_text("\n".join([*linked, ""]))
     after = run(*ask, env=inside, cwd=ROOT / "python").strip()
     if (before, after) != ("True", "False"):
         sys.exit(f"pip_test: expected torch to be required where there is none, and only there; got {before}, then {after}")
