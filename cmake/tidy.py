@@ -13,6 +13,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from compile_commands import compile_commands
+
 GCC_ONLY = re.compile(r" (-fpch-preprocess|-Winvalid-pch|-fno-sanitize-recover=\S+|-fsanitize=\S+)(?= )")
 
 
@@ -30,7 +32,7 @@ def clang_database(build: Path, wanted: set[Path]) -> dict[Path, None]:
         return f"-include {headers[header]}"
 
     entries = {}
-    for entry in json.loads((build / "compile_commands.json").read_text()):
+    for entry in compile_commands(build):
         file = Path(entry["file"])
         if file not in wanted or file in entries:  # the first of a file's ISAs stands for all
             continue

@@ -5,7 +5,6 @@ is not a test goes through the compiler's front end with them: a few minutes a v
 """
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import tempfile
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from compile_commands import compile_commands
 
 OUTPUT = re.compile(r" -(?:MD|Winvalid-pch|fpch-preprocess)(?= )| -(?:MT|MF|o) \S+| -include \S+cmake_pch\.hxx")
 TORCH = re.compile(r"(?<=-isystem )(\S+)/torch/include")
@@ -34,7 +35,7 @@ def headers_of(version: str, build: Path) -> Path:
 def sources(build: Path) -> dict[Path, str]:
     """The command that compiles each source with torch's headers, tests left out."""
     found: dict[Path, str] = {}
-    for entry in json.loads((build / "compile_commands.json").read_text()):
+    for entry in compile_commands(build):
         file = Path(entry["file"])
         is_test = file.stem.endswith("_test") or file.stem.startswith("cmake_pch") or file.name == "pch.cpp"
         if file.suffix == ".cpp" and not is_test and TORCH.search(entry["command"]):

@@ -7,13 +7,15 @@ each in a namespace of its own behind what it takes for granted (AROUND), and th
 """
 
 import argparse
-import json
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "cmake"))
+from compile_commands import compile_commands  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 # What examples take for granted. Those that are not in a function themselves, by FILE; else the text stands before a function. Or the
@@ -104,8 +106,7 @@ def source(headers: list[str]) -> tuple[str, int]:
 
 def compiler(build: Path) -> list[str]:
     """The command of one source of the host, without its own files."""
-    entries = json.loads((build / "compile_commands.json").read_text())
-    entry = next(e for e in entries if e["file"].endswith("hotswap/training/trainer.cpp"))
+    entry = next(e for e in compile_commands(build) if e["file"].endswith("hotswap/training/trainer.cpp"))
     words = shlex.split(entry["command"])
     words = words[next(i for i, word in enumerate(words) if "++" in word) :]  # behind ccache
     kept = [w for w in words if w.startswith(("-I", "-std", "-D", "-fPIC")) or "++" in w]
