@@ -8,10 +8,10 @@
 namespace hotswap {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OutJson = nlohmann::ordered_json;
 
-const Json kMessages =
-    Json::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello the"}])");
+const OutJson kMessages =
+    OutJson::parse(R"([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello the"}])");
 constexpr const char* kPlain =
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt "
     "%}<assistant>{% endif %}";
@@ -24,7 +24,7 @@ class GoldenChats : public testing::TestWithParam<const char*> {};
 TEST_P(GoldenChats, AreRenderedAsTransformersDoes) {
   const auto folder = test_support::recorded_data() / GetParam();
   if (!std::filesystem::exists(folder)) GTEST_SKIP() << folder << " is not there";
-  const Json golden = Json::parse(read_file(folder / "chat_golden.json"));
+  const OutJson golden = OutJson::parse(read_file(folder / "chat_golden.json"));
   const auto chat = ChatTemplate::from_folder(folder);
   const auto tokenizer = Tokenizer::from_folder(folder);
   for (const auto& test : golden["cases"]) {
@@ -44,8 +44,8 @@ INSTANTIATE_TEST_SUITE_P(Recorded, GoldenChats,
 TEST(ChatTemplate, ContinuesTheFinalMessage) {
   EXPECT_EQ(plain().render({.messages = kMessages, .continue_final_message = "content"}),
             "<user>Hi</s><assistant>Hello the");
-  Json parts = kMessages;
-  parts[1]["content"] = Json::parse(R"([{"type": "text", "text": "Hello the "}])");
+  OutJson parts = kMessages;
+  parts[1]["content"] = OutJson::parse(R"([{"type": "text", "text": "Hello the "}])");
   const ChatTemplate trims(
       {{"default",
         "{% for m in messages %}{{ (m.content if m.content is string else m.content[0].text)|trim }}.{% endfor %}"}},
@@ -55,13 +55,13 @@ TEST(ChatTemplate, ContinuesTheFinalMessage) {
       plain().render({.messages = kMessages, .add_generation_prompt = true, .continue_final_message = "content"}),
       Error);
   EXPECT_THROW(plain().render({.messages = kMessages, .continue_final_message = "thinking"}), Error);
-  EXPECT_THROW(plain().render({.messages = Json::array(), .continue_final_message = "content"}), Error);
+  EXPECT_THROW(plain().render({.messages = OutJson::array(), .continue_final_message = "content"}), Error);
 }
 
 TEST(ChatTemplate, OfSeveralTheNameOrTheToolsChoose) {
   const ChatTemplate chat({{"default", "d"}, {"tool_use", "t"}, {"rag", "r"}}, {});
   EXPECT_EQ(chat.render({.messages = kMessages}), "d");
-  EXPECT_EQ(chat.render({.messages = kMessages, .tools = Json::parse(R"([{"name": "f"}])")}), "t");
+  EXPECT_EQ(chat.render({.messages = kMessages, .tools = OutJson::parse(R"([{"name": "f"}])")}), "t");
   EXPECT_EQ(chat.render({.messages = kMessages, .name = "rag"}), "r");
   EXPECT_THROW(chat.render({.messages = kMessages, .name = "none"}), Error);
   EXPECT_THROW(ChatTemplate({{"rag", "r"}}, {}).render({.messages = kMessages}), Error);
@@ -69,7 +69,7 @@ TEST(ChatTemplate, OfSeveralTheNameOrTheToolsChoose) {
 
 TEST(ChatTemplate, MessagesOfAnotherFormAreRefused) {
   EXPECT_THROW(plain().render({.messages = "Hi"}), Error);
-  EXPECT_THROW(plain().render({.messages = Json::array({"Hi"})}), Error);
+  EXPECT_THROW(plain().render({.messages = OutJson::array({"Hi"})}), Error);
   EXPECT_THROW(plain().render({.messages = kMessages, .tools = "f"}), Error);
 }
 

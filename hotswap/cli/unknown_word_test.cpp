@@ -30,8 +30,8 @@ void add_verbs_below(const CLI::App& app, const std::string& line, std::vector<V
   }
 }
 
-struct Line : CLI::App {
-  Line() : CLI::App("", "hotswap") {
+struct WordLine : CLI::App {
+  WordLine() : CLI::App("", "hotswap") {
     require_subcommand(1);
     add_verbs(*this, HOTSWAP_SOURCE_DIR);
   }
@@ -39,13 +39,13 @@ struct Line : CLI::App {
 
 std::vector<Verb> all_verbs() {
   std::vector<Verb> verbs;
-  add_verbs_below(Line(), "", verbs);
+  add_verbs_below(WordLine(), "", verbs);
   return verbs;
 }
 
 // What a person reads; "" where the line parses. No verb of these lines may run.
 std::string answer_to(const std::string& line) {
-  Line app;
+  WordLine app;
   try {
     app.parse(line);
   } catch (const CLI::ParseError& error) {
@@ -114,7 +114,7 @@ TEST(UnknownWord, IsNoneWhereEveryWordIsKnown) {
 // "--model,model" is required once: by its word or by its flag.
 TEST(Help, MarksAnArgumentAsRequiredOnce) {
   for (const char* verb : {"merge", "generate", "quantize", "score", "tokenize", "download", "serve"}) {
-    Line app;
+    WordLine app;
     const std::string help = app.get_subcommand(verb)->help();
     size_t at = help.find("\n  --model DIR");
     if (at == help.npos) at = help.find("\n  --model ");

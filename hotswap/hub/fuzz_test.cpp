@@ -150,15 +150,15 @@ void bundle(const std::string& text) {
   TrustRoot::parse(text, "root");
 }
 
-struct Target {
+struct FuzzTarget {
   const char* name;
   void (*run)(const std::string& text);
 };
-constexpr Target kTargets[] = {{"names", names},  {"variants", variants},     {"metadata", metadata},
-                               {"lock", lock},    {"build_toml", build_toml}, {"answers", answers},
-                               {"bundle", bundle}};
+constexpr FuzzTarget kTargets[] = {{"names", names},  {"variants", variants},     {"metadata", metadata},
+                                   {"lock", lock},    {"build_toml", build_toml}, {"answers", answers},
+                                   {"bundle", bundle}};
 
-void run(const Target& target, const std::string& text) {
+void run(const FuzzTarget& target, const std::string& text) {
   try {
     target.run(text);
   } catch (const Error&) {  // the only way out but a value
@@ -191,7 +191,7 @@ namespace {
 
 // Seeds, and what the fuzzers found: each a file of its own.
 TEST(FuzzCorpus, EveryKeptInputEndsInAValueOrAnError) {
-  for (const Target& target : kTargets) {
+  for (const FuzzTarget& target : kTargets) {
     const auto kept = cat(HOTSWAP_SOURCE_DIR "/hotswap/hub/fuzz/", target.name);
     const int inputs = test_support::each_kept_input(kept, [&](const std::filesystem::path& file) {
       SCOPED_TRACE(file.string());

@@ -17,7 +17,7 @@ void check_form(const std::string& layer, const KernelRef& ref, bool use_local_k
                .next = "set use_local_kernel = true to run a package folder of this machine"});
 }
 
-std::string lower(std::string text) {
+std::string lower_case(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return text;
 }
@@ -31,7 +31,7 @@ const std::vector<std::string>& device_kinds() {
 
 std::vector<std::string> layers_of_key(const std::string& key, const KernelRef* ref) {
   if (key != "MLP") return {key};
-  const std::string named = ref ? lower(ref->layer()) : "";
+  const std::string named = ref ? lower_case(ref->layer()) : "";
   if (named.find("swiglu") != named.npos) return {"SwiGLUMLP"};
   if (named.find("geglu") != named.npos) return {"GeGLUMLP"};
   return {"SwiGLUMLP", "GeGLUMLP"};

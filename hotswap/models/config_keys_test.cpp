@@ -21,11 +21,11 @@ using test_support::put_file;
 using ConfigKeys = test_support::WithTransformers<>;
 
 // What the model of a folder computes, or the Error that refuses it.
-struct Outcome {
+struct KeyOutcome {
   Tensor logits = {};
   std::string refused = {};
 };
-Outcome outcome_of(const std::filesystem::path& folder, const Tensor& ids) {
+KeyOutcome outcome_of(const std::filesystem::path& folder, const Tensor& ids) {
   try {
     const auto model = AutoModelForCausalLM::from_pretrained(folder, {.dtype = "float32"});
     return {.logits = (*model)({.input_ids = ids}).logits};
@@ -54,7 +54,7 @@ TEST_F(ConfigKeys, AreUsedOrRefusedByName) {
     const auto text = [&](const char* key) { return row.at<std::string>(key); };
     const auto folder = root / text("weights");
     put_file(folder / "config.json", row.child("config").raw().dump());
-    const Outcome got = outcome_of(folder, ids);
+    const KeyOutcome got = outcome_of(folder, ids);
     const std::string what = cat(text("family"), ", ", text("change"));
     if (!got.refused.empty()) {
       EXPECT_FALSE(text("key").empty()) << what << ": " << got.refused;

@@ -13,7 +13,7 @@ const std::regex& part_ending() {
   return ending;
 }
 
-std::string lower(std::string text) {
+std::string lower_case(std::string text) {
   for (char& c : text) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   return text;
 }
@@ -27,9 +27,9 @@ bool is_choice(const std::string& file) {
 }
 
 bool has_tag(const std::string& file, const std::string& tag) {
-  std::string stem = lower(std::regex_replace(file, part_ending(), ".gguf"));
+  std::string stem = lower_case(std::regex_replace(file, part_ending(), ".gguf"));
   stem.resize(stem.size() - std::string_view(".gguf").size());
-  const std::string end = lower(tag);
+  const std::string end = lower_case(tag);
   if (!stem.ends_with(end)) return false;
   return stem.size() == end.size() ||
          std::string_view("-._/").find(stem[stem.size() - end.size() - 1]) != std::string::npos;

@@ -7,7 +7,7 @@
 namespace hotswap::serve {
 namespace {
 
-constexpr int kMaxNesting = 64;
+constexpr int kMaxBodyNesting = 64;
 
 // The parser itself rounds a number beyond 64 bits.
 class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
@@ -37,7 +37,7 @@ class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
   std::string problem;
 
  private:
-  bool deeper() { return ++depth_ <= kMaxNesting || fail(cat("JSON nested deeper than ", kMaxNesting)); }
+  bool deeper() { return ++depth_ <= kMaxBodyNesting || fail(cat("JSON nested deeper than ", kMaxBodyNesting)); }
   bool fail(const std::string& what) {
     problem = what;
     return false;

@@ -10,10 +10,11 @@
 namespace hotswap::jinja {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OutJson = nlohmann::ordered_json;
 
-Json context() {
-  return Json::parse(R"({"s": "Hello wörld", "n": 3, "f": 2.5, "l": [3, 1, 2], "d": {"b": 1, "a": [1, 2], "items": 9},
+OutJson context() {
+  return OutJson::parse(
+      R"({"s": "Hello wörld", "n": 3, "f": 2.5, "l": [3, 1, 2], "d": {"b": 1, "a": [1, 2], "items": 9},
     "e": "", "z": null, "t": true, "x": "<a&'\">", "u": "ß ŉ İ ΑΣ ας ǆ ﬁ", "large": 18446744073709551615,
     "big": [{"name": "Bob", "age": 5}, {"name": "al", "age": 3}, {"name": "Zed", "age": 5}],
     "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]})");
@@ -114,12 +115,12 @@ INSTANTIATE_TEST_SUITE_P(
             "big|selectattr('age','eq',5)|list|length }}",
             "[[3, 1], [2]] [[3, 1], [2]] [1, 2] 2"}));
 
-struct Refused {
+struct RefusedTemplate {
   const char* source;
   Fault kind;
 };
 
-class JinjaRefuses : public testing::TestWithParam<Refused> {};
+class JinjaRefuses : public testing::TestWithParam<RefusedTemplate> {};
 
 TEST_P(JinjaRefuses, WithTheKindOfError) {
   try {
@@ -132,19 +133,23 @@ TEST_P(JinjaRefuses, WithTheKindOfError) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kinds, JinjaRefuses,
-    testing::Values(
-        Refused{"{{ ", Fault::kSyntax}, Refused{"{% if %}{% endif %}", Fault::kSyntax},
-        Refused{"{% do x %}", Fault::kSyntax}, Refused{"{% for i in l %}", Fault::kSyntax},
-        Refused{"{{ x|nofilter }}", Fault::kSyntax}, Refused{"{% break %}", Fault::kSyntax},
-        Refused{"{{ 'a", Fault::kSyntax}, Refused{"{# ", Fault::kSyntax}, Refused{"{{ nope.x }}", Fault::kUndefined},
-        Refused{"{{ nope + 1 }}", Fault::kUndefined}, Refused{"{{ nope() }}", Fault::kUndefined},
-        Refused{"{{ 'a' + 1 }}", Fault::kType}, Refused{"{{ 1 < 'a' }}", Fault::kType},
-        Refused{"{{ none|length }}", Fault::kType}, Refused{"{{ nope|tojson }}", Fault::kType},
-        Refused{"{% for i in none %}{% endfor %}", Fault::kType}, Refused{"{% include 'a' %}", Fault::kType},
-        Refused{"{{ 1 / 0 }}", Fault::kValue}, Refused{"{% for a, b in [(1,2,3)] %}{% endfor %}", Fault::kValue},
-        Refused{"{{ l.append(1) }}", Fault::kSecurity}, Refused{"{{ ''.__class__() }}", Fault::kSecurity},
-        Refused{"{{ range(100001) }}", Fault::kValue}, Refused{"{{ raise_exception('no ' ~ n) }}", Fault::kRaised},
-        Refused{"{{ 9223372036854775807 + 1 }}", Fault::kLimit}));
+    testing::Values(RefusedTemplate{"{{ ", Fault::kSyntax}, RefusedTemplate{"{% if %}{% endif %}", Fault::kSyntax},
+                    RefusedTemplate{"{% do x %}", Fault::kSyntax}, RefusedTemplate{"{% for i in l %}", Fault::kSyntax},
+                    RefusedTemplate{"{{ x|nofilter }}", Fault::kSyntax}, RefusedTemplate{"{% break %}", Fault::kSyntax},
+                    RefusedTemplate{"{{ 'a", Fault::kSyntax}, RefusedTemplate{"{# ", Fault::kSyntax},
+                    RefusedTemplate{"{{ nope.x }}", Fault::kUndefined},
+                    RefusedTemplate{"{{ nope + 1 }}", Fault::kUndefined},
+                    RefusedTemplate{"{{ nope() }}", Fault::kUndefined}, RefusedTemplate{"{{ 'a' + 1 }}", Fault::kType},
+                    RefusedTemplate{"{{ 1 < 'a' }}", Fault::kType}, RefusedTemplate{"{{ none|length }}", Fault::kType},
+                    RefusedTemplate{"{{ nope|tojson }}", Fault::kType},
+                    RefusedTemplate{"{% for i in none %}{% endfor %}", Fault::kType},
+                    RefusedTemplate{"{% include 'a' %}", Fault::kType}, RefusedTemplate{"{{ 1 / 0 }}", Fault::kValue},
+                    RefusedTemplate{"{% for a, b in [(1,2,3)] %}{% endfor %}", Fault::kValue},
+                    RefusedTemplate{"{{ l.append(1) }}", Fault::kSecurity},
+                    RefusedTemplate{"{{ ''.__class__() }}", Fault::kSecurity},
+                    RefusedTemplate{"{{ range(100001) }}", Fault::kValue},
+                    RefusedTemplate{"{{ raise_exception('no ' ~ n) }}", Fault::kRaised},
+                    RefusedTemplate{"{{ 9223372036854775807 + 1 }}", Fault::kLimit}));
 
 TEST(JinjaErrors, SayTheTemplatesWordsAndTheLine) {
   try {

@@ -15,7 +15,7 @@
 namespace hotswap {
 namespace {
 
-using Json = nlohmann::json;
+using EventJson = nlohmann::json;
 using Time = Clock::time_point;
 constexpr int kTimeout = 600;  // s
 
@@ -48,7 +48,7 @@ class Events {
   void event(std::string_view text) {
     constexpr std::string_view kData = "data: ";
     if (!text.starts_with(kData) || text.starts_with("data: [DONE]")) return;
-    const Json json = Json::parse(text.substr(kData.size()), nullptr, /*allow_exceptions=*/false);
+    const EventJson json = EventJson::parse(text.substr(kData.size()), nullptr, /*allow_exceptions=*/false);
     if (json.is_discarded() || json.contains("error")) {
       answer_.failure = std::string(text);
     } else if (json.contains("usage") && json["usage"].is_object()) {
@@ -88,7 +88,7 @@ class Load {
   std::string first_model() const {
     auto here = client();
     const auto answer = here.Get("/v1/models");
-    const Json json = answer ? Json::parse(answer->body, nullptr, false) : Json();
+    const EventJson json = answer ? EventJson::parse(answer->body, nullptr, false) : EventJson();
     if (answer && answer->status == 200 && !json.is_discarded() && json.contains("data") && !json["data"].empty()) {
       return json["data"][0].value("id", "");
     }
@@ -102,13 +102,13 @@ class Load {
     std::mt19937_64 random(options_.seed + (options_.shared_prompt ? 0 : static_cast<uint64_t>(request)));
     std::vector<int64_t> prompt(options_.prompt_tokens);
     for (int64_t& id : prompt) id = std::uniform_int_distribution<int64_t>(0, options_.vocab - 1)(random);
-    Json body{{"model", options_.model},
-              {"prompt", prompt},
-              {"max_tokens", options_.new_tokens},
-              {"ignore_eos", true},
-              {"temperature", options_.temperature},
-              {"stream", true},
-              {"stream_options", {{"include_usage", true}}}};
+    EventJson body{{"model", options_.model},
+                   {"prompt", prompt},
+                   {"max_tokens", options_.new_tokens},
+                   {"ignore_eos", true},
+                   {"temperature", options_.temperature},
+                   {"stream", true},
+                   {"stream_options", {{"include_usage", true}}}};
     if (options_.temperature > 0) body["seed"] = request;
     if (options_.top_k) body["top_k"] = *options_.top_k;
     if (options_.top_p) body["top_p"] = *options_.top_p;

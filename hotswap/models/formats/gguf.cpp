@@ -21,7 +21,7 @@ constexpr const char* kValueTypes[] = {"uint8", "int8",   "uint16", "int16",  "u
                                        "bool",  "string", "array",  "uint64", "int64",  "float64"};
 
 // Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
-bool is_utf8(std::string_view text) {
+bool is_utf8_text(std::string_view text) {
   for (size_t i = 0; i < text.size();) {
     const auto byte = [&](size_t k) { return i + k < text.size() ? static_cast<uint8_t>(text[i + k]) : uint8_t{0}; };
     const uint8_t a = byte(0);
@@ -76,7 +76,7 @@ class GgufFile::Reader {
     if (length > max) refuse(cat(what, " of at most ", max, " bytes"), cat("length ", length, " at byte ", at_ - 8));
     need(length, what);
     std::string text(reinterpret_cast<const char*>(bytes_.data() + at_), length);
-    if (!is_utf8(text)) refuse(cat(what, " in UTF-8"), cat("other bytes at byte ", at_));
+    if (!is_utf8_text(text)) refuse(cat(what, " in UTF-8"), cat("other bytes at byte ", at_));
     at_ += length;
     return text;
   }

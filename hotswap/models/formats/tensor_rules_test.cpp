@@ -103,9 +103,9 @@ TEST(TensorRules, WhatDoesNotFitIsNamed) {
 }
 
 // Gate and up of each expert lie one behind the other in one tensor.
-class Experts : public Module {
+class ExpertTensors : public Module {
  public:
-  Experts() {
+  ExpertTensors() {
     own("layers.0.experts.gate_up", gate_up, {3, 4, 5});
     own("layers.0.experts.bias", bias, {3, 4});
   }
@@ -128,7 +128,7 @@ TEST(TensorRules, StackSeveralListsSideBySide) {
   const auto read = [](const TensorMap& given) {
     const TempFolder folder;
     save_pretrained_weights(folder.path(), given);
-    Experts model;
+    ExpertTensors model;
     load_into(model, *in_model_terms(open_checkpoint(folder.path()), kExpertRules, model));
     return named_tensors(model);
   };
