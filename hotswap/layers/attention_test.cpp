@@ -142,7 +142,7 @@ TEST_F(Attention, FollowsEveryRule) {
   EXPECT_THROW(attention_kind("flash_attention_9"), Error);
 }
 
-TEST_F(Attention, PackedSequencesAndFixedPlaces) {
+TEST_F(Attention, PackedSequencesAndStaticPositions) {
   const at::NoGradGuard no_grad;
   const Tensor q = random({1, 7, 4, 4}), k = random({1, 7, 2, 4}), v = random(k.sizes());
   const SequenceInfo packed{.cu_seqlens = at::tensor({0, 3, 3, 7}, at::kInt), .max_seqlen = 4};
