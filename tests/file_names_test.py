@@ -1,7 +1,9 @@
 """Names in anonymous namespaces are unique in their folder, since the files of a folder compile as one (hotswap_batches).
 
 A file's own names are what it defines in `namespace {`, or `static` and `const` at file scope; tests and what they test
-are two sets. The same `using` with the same target may stand in several files. Exits 1 with a line for each name twice.
+are two sets. The same `using` with the same target may stand in several files. Nor is such a name one that a header declares
+which a file of the folder includes, itself or through others: it would hide that from the files after it. Exits 1 with a
+line for each name.
 """
 
 import re
@@ -31,7 +33,7 @@ def own_names(text: str) -> set[str]:
             continue
         if match := TYPE.match(line) or USING.match(line):
             found.add(match[1])
-        elif not OTHER.match(line) and (match := DEFINED.match(line)):
+        elif not OTHER.match(line) and (match := DEFINED.match(line)) and (anonymous or not match[2] or line.startswith("static ")):
             found.add(match[1])
             if CONSTANT.match(line) and "(" not in line.split(" = ")[0]:
                 found.update(SEVERAL.findall(STRING.sub('""', line)))
@@ -53,6 +55,48 @@ def twice(files: dict[str, str]) -> list[str]:
     return [f"{name}: {', '.join(sorted(paths))}" for (_, _, name), paths in sorted(by_name.items()) if len(paths) > 1]
 
 
+def declared(text: str) -> set[str]:
+    """What a header declares in namespace hotswap or that of its room, at file scope."""
+    found, inner = set(), False
+    for line in RAW_STRING.sub('""', text).splitlines():
+        if opened := re.match(r"namespace ([\w:]*)", line):
+            inner = "::test_support" in opened[1] or opened[1].count("::") > 1
+        if inner or not line or line[0] in " #/})" or line.startswith(("namespace", "template", "using namespace")):
+            continue
+        if match := re.match(r"(?:struct|class|enum class|enum) (\w+)", line) or re.match(r"using (\w+ =)", line) or DEFINED.match(line):
+            found.add(match[1])
+    return found
+
+
+def hidden(files: dict[str, str], headers: dict[str, str]) -> list[str]:
+    """Own names of sources that a header declares which another source of the folder includes."""
+    include = re.compile(r'^#include "(hotswap/[^"]+)"', re.MULTILINE)
+    names = {path: declared(text) for path, text in headers.items()}
+    includes = {path: set(include.findall(text)) for path, text in {**files, **headers}.items()}
+
+    def closure(path: str) -> set[str]:
+        seen, todo = set(), [path]
+        while todo:
+            todo += [h for h in includes.get(todo.pop(), ()) if h not in seen and not seen.add(h)]
+        return seen
+
+    included = {path: closure(path) for path in files}
+    by_folder = defaultdict(list)
+    for path in files:
+        by_folder[path.rsplit("/", 1)[0], path.endswith("_test.cpp")].append(path)
+    found = []
+    for paths in by_folder.values():
+        if len(paths) == 1:
+            continue
+        for path in paths:
+            others = set().union(*(included[other] for other in paths if other != path))
+            for name in own_names(files[path]):
+                owners = [h for h in sorted(others) if name.split(" = ")[0] in names.get(h, ())]
+                if owners:
+                    found.append(f"{name} of {path}: {owners[0]} declares it too")
+    return found
+
+
 def self_test() -> None:
     assert own_names("constexpr int kOne = 1, kTwo = 2;\n") == {"kOne", "kTwo"}
     a = "namespace {\nstruct Flags {\n  int x;\n};\nint f(int a) {\n}\n}  // namespace\nint shared(int a) {\n}\n"
@@ -63,13 +107,20 @@ def self_test() -> None:
     assert twice({"r/a.cpp": b.replace("json", "other").replace("f(", "h(").replace("g(", "i("), "r/b.cpp": b}) == ["J: r/a.cpp, r/b.cpp"]
 
 
+    header = "namespace hotswap {\nstruct Flags {\n};\nstd::string h(int x);\n}\n"
+    sources = {"r/a.cpp": a, "r/b.cpp": '#include "hotswap/c.h"\n'}
+    assert hidden(sources, {"hotswap/c.h": header}) == ["Flags of r/a.cpp: hotswap/c.h declares it too"]
+
+
 def main() -> int:
     self_test()
     names = subprocess.run(["git", "ls-files", "hotswap", "kernels"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     kept = [n for n in names if n.endswith(".cpp") and not APART.search(n) and (ROOT / n).is_file()]
-    found = twice({name: (ROOT / name).read_text() for name in kept})
+    files = {name: (ROOT / name).read_text() for name in kept}
+    headers = {n: (ROOT / n).read_text() for n in names if n.endswith(".h") and n.startswith("hotswap/") and (ROOT / n).is_file()}
+    found = twice(files) + hidden(files, headers)
     for line in found:
-        print(f"expected names of a file's own to be unique in its folder; got {line}; rename one")
+        print(f"expected names of a file's own to be unique in its folder and its headers; got {line}; rename one")
     print(f"file names: {len(kept)} sources, {len(found)} names twice")
     return int(bool(found))
 

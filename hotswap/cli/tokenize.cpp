@@ -41,19 +41,19 @@ std::vector<int64_t> read_ids_line(const std::string& line, int64_t number) {
   return ids;
 }
 
-OutJson shown(const Encoding& encoding, const TokenizeFlags& flags) {
+OutJson encoding_json(const Encoding& encoding, const TokenizeFlags& flags) {
   OutJson out = {{"ids", encoding.ids}, {"tokens", encoding.tokens}, {"offsets", encoding.offsets}};
   if (flags.pair) out["type_ids"] = encoding.type_ids;
   if (!flags.padding.empty()) out["attention_mask"] = encoding.attention_mask;
   if (!flags.overflowing) return out;
   out["overflowing"] = OutJson::array();
-  for (const Encoding& part : encoding.overflowing) out["overflowing"].push_back(shown(part, flags));
+  for (const Encoding& part : encoding.overflowing) out["overflowing"].push_back(encoding_json(part, flags));
   return out;
 }
 
 void print_encoding(const Encoding& encoding, const TokenizeFlags& flags) {
   if (flags.json) {
-    std::cout << shown(encoding, flags).dump(-1, ' ', false, OutJson::error_handler_t::replace) << '\n';
+    std::cout << encoding_json(encoding, flags).dump(-1, ' ', false, OutJson::error_handler_t::replace) << '\n';
   } else {
     std::cout << join(encoding.ids, " ") << '\n';
   }

@@ -95,7 +95,7 @@ RepoType type_of(const Hub& hub, const std::string& id, const std::string& name)
 }
 
 // A name that the Hub does not know is told with all those that it does.
-std::string commit_of(Hub& hub, const Repo& repo, const std::string& revision) {
+std::string resolved_commit(Hub& hub, const Repo& repo, const std::string& revision) {
   try {
     return hub.commit(repo, revision);
   } catch (const HubError& error) {
@@ -109,7 +109,7 @@ void resolve(Hub& hub, const KernelRef& ref, KernelLocation& location) {
   const Repo repo = location.repository();
   if (!ref.revision().empty() && !ref.is_specifier()) {
     location.asked = ref.revision();
-    location.commit = commit_of(hub, repo, ref.revision());
+    location.commit = resolved_commit(hub, repo, ref.revision());
     return;
   }
   const auto find = [&](const RepoRefs& refs) {
@@ -201,7 +201,7 @@ KernelLocation locate_kernel(Hub& hub, const KernelRequest& request) {
     location.type =
         type_of(hub, location.repo, location.locked != nullptr ? location.locked->commit : redirect->revision);
     location.commit = location.locked != nullptr ? location.locked->commit
-                                                 : commit_of(hub, location.repository(), redirect->revision);
+                                                 : resolved_commit(hub, location.repository(), redirect->revision);
     const bool circle = std::find(way.begin(), way.end(), location.str()) != way.end();
     way.push_back(location.str());
     if (circle || way.size() > kMaxRedirects + 1) {

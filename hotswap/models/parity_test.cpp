@@ -32,7 +32,7 @@ struct Configuration {
 
 void PrintTo(const Configuration& c, std::ostream* out) { *out << c.family << " " << c.differs; }
 
-std::string name_of(const Configuration& c) { return cat(c.family, "_", c.name); }
+std::string parity_name(const Configuration& c) { return cat(c.family, "_", c.name); }
 
 constexpr const char* kBase = R"({"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 128, "rms_norm_eps": 1e-5})";
@@ -249,7 +249,7 @@ std::set<std::string> selected_families() {
       if (!test.should_run()) continue;
       const std::string name = test.name();  // "StockInBfloat16/llama_plain"
       for (const Configuration& c : kConfigurations) {
-        if (name.substr(name.find('/') + 1) == name_of(c)) families.insert(c.family);
+        if (name.substr(name.find('/') + 1) == parity_name(c)) families.insert(c.family);
       }
     }
   }
@@ -452,7 +452,7 @@ TEST_P(Parity, SavedModelIsTheSameModel) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, Parity, testing::ValuesIn(kConfigurations),
-                         [](const auto& info) { return name_of(info.param); });
+                         [](const auto& info) { return parity_name(info.param); });
 
 TEST(Families, EachHasConfigurations) {
   for (const Family* family : families()) {

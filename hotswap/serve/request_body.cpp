@@ -10,9 +10,9 @@ namespace {
 constexpr int kMaxBodyNesting = 64;
 
 // The parser itself rounds a number beyond 64 bits.
-class Limits : public nlohmann::json_sax<nlohmann::ordered_json> {
+class BodyLimits : public nlohmann::json_sax<nlohmann::ordered_json> {
  public:
-  explicit Limits(const std::string& text) : text_(text) {}
+  explicit BodyLimits(const std::string& text) : text_(text) {}
   bool null() override { return true; }
   bool boolean(bool) override { return true; }
   bool number_integer(int64_t) override { return true; }
@@ -61,7 +61,7 @@ Json parsed(const std::string& text) {
 }  // namespace
 
 std::string json_problem(const std::string& text) {
-  Limits limits(text);
+  BodyLimits limits(text);
   return nlohmann::ordered_json::sax_parse(text, &limits) ? "" : limits.problem;
 }
 

@@ -77,7 +77,7 @@ void add_echo(const ServedModel& model, EngineLoop& engine, const GenerationRequ
   }
 }
 
-void add_part(const MessagePart& part, Answer& answer) {
+void add_message_part(const MessagePart& part, Answer& answer) {
   switch (part.kind) {
     case MessagePart::Kind::kContent:
       break;  // in the piece's text
@@ -184,7 +184,7 @@ std::string whole_answer(const ServedModel& model, EngineLoop& engine, const Gen
       for (auto& [choice, piece] : running.take(kLook)) {
         Answer& answer = answers[choice];
         answer.text += piece.text;
-        for (const MessagePart& part : piece.parts) add_part(part, answer);
+        for (const MessagePart& part : piece.parts) add_message_part(part, answer);
         answer.tokens.insert(answer.tokens.end(), piece.tokens.begin(), piece.tokens.end());
         if (piece.finish_reason != nullptr) answer.finish_reason = piece.finish_reason;
         answer.invalid += piece.invalid;

@@ -12,7 +12,7 @@ using OutJson = nlohmann::ordered_json;
 constexpr size_t kMaxTools = 128;
 constexpr int64_t kMaxCalls = 16;  // in one message, where they are demanded
 
-std::string name_of(const Json& tool) {
+std::string tool_name_of(const Json& tool) {
   const bool complete = tool.is_object() && tool.get<std::string>("type", "") == "function" && tool.has("function") &&
                         tool.child("function").is_object() && tool.child("function").has("name");
   if (!complete) {
@@ -51,7 +51,7 @@ std::vector<std::string> tool_names(const Json& tools) {
   if (elements.size() > kMaxTools) bad_request(cat("expected at most ", kMaxTools, " tools"), "tools");
   std::vector<std::string> names;
   for (const Json& tool : elements) {
-    names.push_back(name_of(tool));
+    names.push_back(tool_name_of(tool));
     if (std::count(names.begin(), names.end(), names.back()) > 1) {
       bad_request(cat("expected tools of different names; got ", names.back(), " twice"), "tools");
     }

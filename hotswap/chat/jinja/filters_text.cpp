@@ -38,7 +38,7 @@ Value mapped_input(Interpreter& interpreter, const Value& input, const Arguments
                      {});
 }
 
-Value title(Interpreter&, const Value& input, const Arguments& arguments) {
+Value title_text(Interpreter&, const Value& input, const Arguments& arguments) {
   const Parameters none("title", arguments, {});
   const std::u32string text = decode(str(input));
   const auto separator = [](char32_t c) {
@@ -266,7 +266,7 @@ const Filters& text_filters() {
                               {"safe", safe},
                               {"string", string},
                               {"striptags", strip_tags},
-                              {"title", title},
+                              {"title", title_text},
                               {"tojson", tojson},
                               {"trim", trim},
                               {"truncate", truncate},

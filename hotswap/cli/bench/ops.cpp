@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-std::vector<Tensor> call(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
+std::vector<Tensor> call_op(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   std::vector<c10::IValue> stack = arguments;
   op.callBoxed(&stack);
   std::vector<Tensor> outputs;
@@ -100,7 +100,7 @@ OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(op_case.qualified.c_str(), "");
   const auto ours = [&] {
     const at::NoGradGuard no_grad;
-    return call(op, op_case.arguments);
+    return call_op(op, op_case.arguments);
   };
   OpResult result{.op = op_case.op, .shape = op_case.shape, .dtype = op_case.dtype, .threads = at::get_num_threads()};
 

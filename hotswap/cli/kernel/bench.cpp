@@ -231,7 +231,7 @@ OutJson machine_info(const std::string& device) {
           {"cpu", cpu_model()}};
 }
 
-OutJson to_json(const Measured& measured, const std::string& commit, const std::string& device, int iterations) {
+OutJson bench_json(const Measured& measured, const std::string& commit, const std::string& device, int iterations) {
   const auto rounded = [](double ms) { return std::round(ms * 1e4) / 1e4; };
   OutJson results = OutJson::array(), skipped = OutJson::array();
   for (const Row& row : measured.rows) {
@@ -335,7 +335,7 @@ void bench(KernelBenchFlags flags) {
   check_layers(package, flags);
   const Measured measured = measure_package(package, flags);
   std::fprintf(stderr, "%s", to_table(measured, flags.iterations).c_str());
-  const std::string json = to_json(measured, commit, flags.device, flags.iterations).dump(2) + "\n";
+  const std::string json = bench_json(measured, commit, flags.device, flags.iterations).dump(2) + "\n";
   if (!flags.output.empty()) {
     write_file(flags.output, json);
     std::fprintf(stderr, "Results saved to: %s\n", flags.output.c_str());

@@ -25,7 +25,7 @@ struct Waits {
   }
 };
 
-HubReason kind_of(const std::function<void()>& call) {
+HubReason kind_of_error(const std::function<void()>& call) {
   try {
     call();
   } catch (const HubError& error) {
@@ -100,7 +100,7 @@ TEST(Http, ANameThatDoesNotResolveIsTriedAgainAndNamed) {
     expect_has(said, {"http://" + host + "/file", "resolve", "HF_ENDPOINT"});
   }
   EXPECT_EQ(waits.seconds.size(), 4u);
-  EXPECT_EQ(kind_of([&] { http.send({.url = "http://" + host, .retries = 0}); }), HubReason::kConnection);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = "http://" + host, .retries = 0}); }), HubReason::kConnection);
   ScriptServer there([](const Asked&, const Peer& peer) { peer.answer(200, {}, "bytes"); });
   EXPECT_EQ(http.send({.url = there.url()}).body, "bytes") << "the same Http goes on with another host";
 }
@@ -160,17 +160,17 @@ TEST(Http, RefusedDestinationIsNeverAsked) {
   ScriptServer evil([](const Asked&, const Peer& peer) { peer.answer(200, {}, "x"); });
   ScriptServer hub([&](const Asked&, const Peer& peer) { peer.answer(302, {"Location: " + evil.url() + "/x"}); });
   Http http({.allow_redirect = [&](const std::string& url) { return url.rfind(evil.url(), 0) != 0; }});
-  EXPECT_EQ(kind_of([&] { http.send({.url = hub.url()}); }), HubReason::kNotAllowed);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = hub.url()}); }), HubReason::kNotAllowed);
   EXPECT_EQ(evil.asked().size(), 0u);
 }
 
 TEST(Http, LoopsAndOtherProtocolsEnd) {
   ScriptServer loop([](const Asked&, const Peer& peer) { peer.answer(302, {"Location: /"}); });
   Http http({});
-  EXPECT_EQ(kind_of([&] { http.send({.url = loop.url()}); }), HubReason::kBadAnswer);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = loop.url()}); }), HubReason::kBadAnswer);
   EXPECT_EQ(loop.asked().size(), 11u);
   ScriptServer file([](const Asked&, const Peer& peer) { peer.answer(302, {"Location: file:///etc/passwd"}); });
-  EXPECT_EQ(kind_of([&] { http.send({.url = file.url()}); }), HubReason::kBadAnswer);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = file.url()}); }), HubReason::kBadAnswer);
 }
 
 TEST(Http, TransientStatusIsTriedAgainAfterTheWaitAskedFor) {
@@ -226,7 +226,7 @@ TEST(Http, NoServerAndCutAnswers) {
   EXPECT_EQ(http.send({.url = hub.url()}).body, "whole");
   EXPECT_EQ(waits.seconds.size(), 3u);
   const std::string nobody = "http://127.0.0.1:1/";
-  EXPECT_EQ(kind_of([&] { http.send({.url = nobody}); }), HubReason::kConnection);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = nobody}); }), HubReason::kConnection);
   expect_has(message_of([&] { http.send({.url = nobody, .retries = 0}); }), {nobody, "HF_ENDPOINT", "HF_HUB_OFFLINE"});
 }
 
@@ -236,8 +236,9 @@ TEST(Http, ASinkThatHasHadBytesIsNotRepeated) {
   Waits waits;
   Http http(waits.options());
   std::string got;
-  EXPECT_EQ(kind_of([&] { http.send({.url = hub.url(), .sink = [&](std::string_view bytes) { got += bytes; }}); }),
-            HubReason::kConnection);
+  EXPECT_EQ(
+      kind_of_error([&] { http.send({.url = hub.url(), .sink = [&](std::string_view bytes) { got += bytes; }}); }),
+      HubReason::kConnection);
   EXPECT_EQ(got, "half");
   EXPECT_EQ(hub.asked().size(), 1u);
 }
@@ -255,9 +256,10 @@ TEST(Http, BombsAreRefused) {
   });
   Http http({});
   EXPECT_EQ(http.send({.url = hub.url() + "/gzip"}).body, std::string(256 << 10, '\0'));
-  EXPECT_EQ(kind_of([&] { http.send({.url = hub.url() + "/gzip", .body_limit = 64 << 10}); }), HubReason::kBadAnswer);
-  EXPECT_EQ(kind_of([&] { http.send({.url = hub.url() + "/broken"}); }), HubReason::kBadAnswer);
-  EXPECT_EQ(kind_of([&] { http.send({.url = hub.url() + "/headers"}); }), HubReason::kBadAnswer);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = hub.url() + "/gzip", .body_limit = 64 << 10}); }),
+            HubReason::kBadAnswer);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = hub.url() + "/broken"}); }), HubReason::kBadAnswer);
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = hub.url() + "/headers"}); }), HubReason::kBadAnswer);
 }
 
 TEST(Http, SlowDripEnds) {
@@ -266,9 +268,11 @@ TEST(Http, SlowDripEnds) {
     for (int i = 0; i < 100 && peer.send("x"); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(50));
   });
   Http http({.stall_s = 60, .answer_s = 0.5, .retries = 0});
-  EXPECT_EQ(kind_of([&] { http.send({.url = hub.url()}); }), HubReason::kConnection) << "the whole answer's limit";
+  EXPECT_EQ(kind_of_error([&] { http.send({.url = hub.url()}); }), HubReason::kConnection)
+      << "the whole answer's limit";
   Http slow({.stall_s = 1, .stall_bytes = 1000, .retries = 0});
-  EXPECT_EQ(kind_of([&] { slow.send({.url = hub.url(), .sink = [](std::string_view) {}}); }), HubReason::kConnection)
+  EXPECT_EQ(kind_of_error([&] { slow.send({.url = hub.url(), .sink = [](std::string_view) {}}); }),
+            HubReason::kConnection)
       << "a stream's least rate";
 }
 

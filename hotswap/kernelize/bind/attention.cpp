@@ -108,7 +108,7 @@ struct AttentionFunction : Function<AttentionFunction> {
   }
 };
 
-Tensor run(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+Tensor run_attention(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
   const AttentionOptions& o = call.options;
   if (wants_grad(OptTensor(o.alibi_slopes))) {
     throw Error({.kind = ErrorKind::kUnsupported,
@@ -143,7 +143,7 @@ Tensor attend_padded(AttentionCall call, const Tensor& q, const Tensor& k, const
                      const AttentionMetadata& metadata) {
   const RealTokens &queries = metadata.real_tokens(q.size(1)), &keys = metadata.real_tokens(k.size(1));
   call.rows = Rows{queries.cu_seqlens, keys.cu_seqlens, queries.max_seqlen, keys.max_seqlen};
-  const Tensor out = run(call, real_rows(q, queries), real_rows(k, keys), real_rows(v, keys));
+  const Tensor out = run_attention(call, real_rows(q, queries), real_rows(k, keys), real_rows(v, keys));
   const Tensor all = at::zeros({q.size(0) * q.size(1), q.size(2), v.size(3)}, out.options());
   return at::index_copy(all, 0, queries.index, out).view({q.size(0), q.size(1), q.size(2), v.size(3)});
 }
@@ -154,7 +154,7 @@ Tensor attend_fixed_padded(AttentionCall call, const Tensor& q, const Tensor& k,
   const PaddedRows& rows = metadata.padded_rows(q.size(1), k.size(1));
   call.rows = Rows{rows.cu_seqlens_q, rows.cu_seqlens_k, q.size(1), k.size(1), rows.used_k};
   const auto row = [](const Tensor& x) { return x.flatten(0, 1); };  // of the cache a copy: heads are first there
-  return run(call, row(q), row(k), row(v)).view({q.size(0), q.size(1), q.size(2), v.size(3)});
+  return run_attention(call, row(q), row(k), row(v)).view({q.size(0), q.size(1), q.size(2), v.size(3)});
 }
 
 void refuse_gradient(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v, const char* of) {
@@ -201,7 +201,7 @@ Tensor attend_step(const AttentionCall& call, const Tensor& q, const Tensor& k, 
   if (decode == call.ops->handles.end()) {
     return attend_rows(q, k, v, metadata,
                        [&](const Tensor& queries, const Tensor& keys, const Tensor& values, const AttentionMetadata&) {
-                         return run(call, queries, keys, values);
+                         return run_attention(call, queries, keys, values);
                        });
   }
   const StepBatch& step = *metadata.sequence().step;
@@ -224,10 +224,10 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
     if (counts_positions(o, k.size(1)) && has_holes(s.padding)) return stock::eager(q, k, v, o, metadata);
     return attend_padded(std::move(call), q, k, v, metadata);
   }
-  if (!s.cu_seqlens.defined()) return run(call, q, k, v);
+  if (!s.cu_seqlens.defined()) return run_attention(call, q, k, v);
   const Tensor cu = s.cu_seqlens.to(at::kInt);
   call.rows = Rows{cu, cu, s.max_seqlen, s.max_seqlen};
-  return run(call, q.squeeze(0), k.squeeze(0), v.squeeze(0)).unsqueeze(0);
+  return run_attention(call, q.squeeze(0), k.squeeze(0), v.squeeze(0)).unsqueeze(0);
 }
 
 void bind_attention(SlotBase& slot, const LayerOps& layer) {

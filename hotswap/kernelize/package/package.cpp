@@ -29,7 +29,7 @@ c10::DispatchKey key_of(const std::string& device_kind) {
   return keys.at(device_kind);
 }
 
-std::string shown(const c10::Argument& argument) {
+std::string shown_argument(const c10::Argument& argument) {
   std::ostringstream text;
   text << argument;
   return text.str();
@@ -49,7 +49,8 @@ void compare(const std::string& op, const std::string& signature, std::vector<st
       wrong.push_back(cat(op, ": ", want.size(), " ", what, "s expected, got ", have.size()));
     for (size_t i = 0; i < std::min(want.size(), have.size()); ++i) {
       if (!differ(want[i], have[i])) continue;
-      wrong.push_back(cat(op, ": ", what, " ", i, " expected '", shown(want[i]), "', got '", shown(have[i]), "'"));
+      wrong.push_back(cat(op, ": ", what, " ", i, " expected '", shown_argument(want[i]), "', got '",
+                          shown_argument(have[i]), "'"));
     }
   };
   auto types_differ = [](const c10::Argument& a, const c10::Argument& b) { return a.type()->str() != b.type()->str(); };

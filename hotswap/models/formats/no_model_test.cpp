@@ -56,7 +56,7 @@ void write(const fs::path& folder, const Mistake& mistake) {
   }
 }
 
-std::string shown(std::string part, const fs::path& folder) {
+std::string shown_part(std::string part, const fs::path& folder) {
   for (size_t at; (at = part.find("FOLDER")) != part.npos;) part.replace(at, 6, folder.string());
   return part;
 }
@@ -72,7 +72,7 @@ TEST(NoModel, IsNamedByWhateverReadsAModel) {
         {"chat template", message_of([&] { ChatTemplate::from_pretrained(folder.path()); })}};
     for (const auto& [reader, message] : messages) {
       for (const std::string& part : mistake.parts)
-        expect_has(cat(reader, ": ", message), {shown(part, folder.path())});
+        expect_has(cat(reader, ": ", message), {shown_part(part, folder.path())});
     }
   }
 }

@@ -64,7 +64,7 @@ Weight nvfp4(const Parts& parts) {
           .logical_shape = shape};
 }
 
-Weight mxfp4(const Parts& parts) {
+Weight mxfp4_of_packed(const Parts& parts) {
   const Shape shape = shape_of_packed_bytes(parts);
   return {.format = WeightFormat::kTable16,
           .data = e2m1_bytes(parts, shape, 32),
@@ -147,7 +147,7 @@ const std::vector<Layout>& compressed_tensors_layouts() {
        scales,
        shape_of_packed_bytes,
        nvfp4},
-      {kMethod, "MXFP4", {"weight_packed", "weight_scale"}, scales, shape_of_packed_bytes, mxfp4},
+      {kMethod, "MXFP4", {"weight_packed", "weight_scale"}, scales, shape_of_packed_bytes, mxfp4_of_packed},
       {kMethod,
        "int8 or FP8",
        {"weight", "weight_scale"},

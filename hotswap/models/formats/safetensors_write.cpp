@@ -133,7 +133,7 @@ TensorMap in_natural_order(TensorMap tensors) {
 }
 
 // Filled in order; a tensor larger than the limit gets a shard of its own, at the place where it comes.
-std::vector<TensorMap> split(const TensorMap& tensors, int64_t max_shard_size) {
+std::vector<TensorMap> split_shards(const TensorMap& tensors, int64_t max_shard_size) {
   std::vector<TensorMap> shards;
   TensorMap open;
   int64_t open_size = 0;
@@ -185,7 +185,7 @@ void save_pretrained_weights(const std::filesystem::path& folder, const TensorMa
                  .got = cat(max_shard_size),
                  .next = "give it in bytes"});
   }
-  const std::vector<TensorMap> shards = split(in_natural_order(without_ties(tensors)), max_shard_size);
+  const std::vector<TensorMap> shards = split_shards(in_natural_order(without_ties(tensors)), max_shard_size);
   std::set<std::string> current;
   std::vector<std::unique_ptr<AtomicFile>> files;
   nlohmann::json weight_map = nlohmann::json::object();  // sorted by name, as Python's sort_keys gives it

@@ -52,7 +52,7 @@ const QuantizeFormat& format_of(const std::string& name) {
 }
 
 // Is `inner` in `outer`, or the same?
-bool is_inside(const fs::path& inner, const fs::path& outer) {
+bool is_inside_folder(const fs::path& inner, const fs::path& outer) {
   const fs::path a = fs::weakly_canonical(inner), b = fs::weakly_canonical(outer);
   return std::mismatch(a.begin(), a.end(), b.begin(), b.end()).second == b.end();
 }
@@ -75,7 +75,7 @@ void check_target(const fs::path& out, const QuantizeFormat& format, const fs::p
     refuse(ErrorKind::kInvalidArgument, cat("a new name for the result"), cat(out.string(), ", which exists"),
            "take another name, or replace it on purpose (--replace)");
   }
-  if (format.is_gguf == fs::is_directory(out) || is_inside(model, out)) {
+  if (format.is_gguf == fs::is_directory(out) || is_inside_folder(model, out)) {
     refuse(ErrorKind::kInvalidArgument,
            format.is_gguf ? cat("a file to replace at ", out.string())
                           : cat("a folder to replace at ", out.string(), ", without the model that is read"),
