@@ -68,6 +68,19 @@ def declared(text: str) -> set[str]:
     return found
 
 
+def defined_twice(headers: dict[str, str]) -> list[str]:
+    """Types of one namespace that two headers define: a linker takes either's destructor for both."""
+    owners: dict[str, list[str]] = defaultdict(list)
+    for path, text in headers.items():
+        namespace = ""
+        for line in text.splitlines():
+            if opened := re.match(r"namespace ([\w:]+) \{", line):
+                namespace = opened[1]
+            elif match := re.match(r"(?:struct|class) (\w+)(?: final)?(?: : [^{]*)? \{", line):
+                owners[f"{namespace}::{match[1]}"].append(path)
+    return [f"{name}: {', '.join(sorted(paths))}" for name, paths in sorted(owners.items()) if len(paths) > 1]
+
+
 def hidden(files: dict[str, str], headers: dict[str, str]) -> list[str]:
     """Own names of sources that a header declares which another source of the folder includes."""
     include = re.compile(r'^#include "(hotswap/[^"]+)"', re.MULTILINE)
@@ -107,6 +120,7 @@ def self_test() -> None:
     assert twice({"r/a.cpp": b.replace("json", "other").replace("f(", "h(").replace("g(", "i("), "r/b.cpp": b}) == ["J: r/a.cpp, r/b.cpp"]
 
 
+    assert defined_twice({"r/a.h": "namespace r {\nstruct A {\n};\n}\n", "r/b.h": "namespace r {\nstruct A {\n};\n}\n"}) == ["r::A: r/a.h, r/b.h"]
     header = "namespace hotswap {\nstruct Flags {\n};\nstd::string h(int x);\n}\n"
     sources = {"r/a.cpp": a, "r/b.cpp": '#include "hotswap/c.h"\n'}
     assert hidden(sources, {"hotswap/c.h": header}) == ["Flags of r/a.cpp: hotswap/c.h declares it too"]
@@ -118,7 +132,7 @@ def main() -> int:
     kept = [n for n in names if n.endswith(".cpp") and not APART.search(n) and (ROOT / n).is_file()]
     files = {name: (ROOT / name).read_text() for name in kept}
     headers = {n: (ROOT / n).read_text() for n in names if n.endswith(".h") and n.startswith("hotswap/") and (ROOT / n).is_file()}
-    found = twice(files) + hidden(files, headers)
+    found = twice(files) + hidden(files, headers) + defined_twice(headers)
     for line in found:
         print(f"expected names of a file's own to be unique in its folder and its headers; got {line}; rename one")
     print(f"file names: {len(kept)} sources, {len(found)} names twice")

@@ -54,7 +54,7 @@ Tensors called(const std::string& op, Values stack) {
 // An op's arguments out of a contract's example, found by their names in the contract's schemas.
 class Call {
  public:
-  Call(const PackageLayer& layer, std::string role, Example example, at::ScalarType dtype)
+  Call(const PackageLayer& layer, std::string role, LayerExample example, at::ScalarType dtype)
       : layer_(layer), role_(std::move(role)), example_(std::move(example)) {
     for (c10::IValue& value : example_.arguments) {
       if (value.isTensor() && value.toTensor().is_floating_point()) value = value.toTensor().to(dtype);
@@ -156,7 +156,7 @@ class Call {
 
   const PackageLayer& layer_;
   std::string role_;
-  Example example_;
+  LayerExample example_;
   std::map<std::string, c10::IValue> known_;
   Tensors gradients_;
 };

@@ -89,7 +89,7 @@ Timing summary(std::vector<double> times) {
 // One kind of run of one layer: a forward, or a forward and its gradients.
 class Workload {
  public:
-  Workload(const Example& example, bool training) : example_(example), training_(training) {}
+  Workload(const LayerExample& example, bool training) : example_(example), training_(training) {}
 
   Values arguments(at::ScalarType dtype, const at::Device& device) const {
     return changed(example_.arguments, [&](const at::Tensor& tensor) {
@@ -130,7 +130,7 @@ class Workload {
     return arguments;
   }
 
-  const Example& example_;
+  const LayerExample& example_;
   bool training_;
 };
 
@@ -145,7 +145,7 @@ double difference(const Tensors& got, const Tensors& want) {
   return worst;
 }
 
-Row measure(const Example& example, const PackageLayer& layer, const KernelBenchFlags& flags,
+Row measure(const LayerExample& example, const PackageLayer& layer, const KernelBenchFlags& flags,
             const std::string& dtype_text, bool training) {
   const at::Device device(flags.device == "cuda" ? "cuda:0" : flags.device);
   const at::ScalarType dtype = dtype_from(dtype_text, "--dtype");

@@ -130,7 +130,7 @@ TEST(Bind, EveryBundledLayerOnItsContractsExample) {
       SCOPED_TRACE(cat(manifest.name, ":", name));
       const PackageLayer& layer = load_package(manifest).layer(name);
       const auto made = example_of(layer.contract()).make(name, {.rows = 5, .dim = 64, .out = 24});
-      const Example& example = *made;
+      const LayerExample& example = *made;
       Tensors inputs;
       const auto is_input = [](const c10::IValue& value) {
         return value.isTensor() && value.toTensor().is_floating_point();

@@ -30,13 +30,13 @@ Result<Stock> stock_of(const std::string& layer) {
   return activation_kind(found->second, "an example").stock;
 }
 
-Result<Example> activation_example(const std::string& layer, const ExampleSize& size) {
+Result<LayerExample> activation_example(const std::string& layer, const ExampleSize& size) {
   const auto act = stock_of(layer);
   if (!act) return Reason{act.why()};
   return make_example<ActivationForward>(*act, {random({size.rows, size.dim})});
 }
 
-Result<Example> act_and_mul_example(const std::string& layer, const ExampleSize& size) {
+Result<LayerExample> act_and_mul_example(const std::string& layer, const ExampleSize& size) {
   const auto act = stock_of(layer);
   if (!act) return Reason{act.why()};
   const auto stock = [act = *act](const Tensor& x) {
@@ -46,7 +46,7 @@ Result<Example> act_and_mul_example(const std::string& layer, const ExampleSize&
   return make_example<ActivationForward>(stock, {random({size.rows, 2 * size.dim})});
 }
 
-Result<Example> gated_example(const std::string& layer, const ExampleSize& size) {
+Result<LayerExample> gated_example(const std::string& layer, const ExampleSize& size) {
   static const std::map<std::string, const char*> names = {{"SwiGLUMLP", "silu"},
                                                            {"LigerSwiGLUMLP", "silu"},
                                                            {"GeGLUMLP", "gelu_pytorch_tanh"},

@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kAttentionHeadDim = 64;
 
 // Causal, with as many key heads as query heads: what every package of the contract has.
-Result<Example> attention_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> attention_example(const std::string&, const ExampleSize& size) {
   const int64_t heads = std::max<int64_t>(1, size.dim / kAttentionHeadDim);
   const std::vector<int64_t> shape{1, size.rows, heads, kAttentionHeadDim};
   const double scale = 1 / std::sqrt(static_cast<double>(kAttentionHeadDim));
@@ -37,7 +37,7 @@ Result<Example> attention_example(const std::string&, const ExampleSize& size) {
       return Tensors{forward(q, k, v, AttentionOptions{.scale = scale}, AttentionMetadata())};
     };
   };
-  Example example;
+  LayerExample example;
   example.shape = join(shape, "x");
   example.arguments = {random(shape), random(shape), random(shape)};
   push(example.arguments, AttentionOptions{.scale = scale});
@@ -54,7 +54,7 @@ Result<Example> attention_example(const std::string&, const ExampleSize& size) {
 }
 
 // A layer with four query heads a key head, in the middle of its cache.
-Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> decoder_example(const std::string&, const ExampleSize& size) {
   constexpr int64_t kCapacity = 128;
   const int64_t rows = std::min(size.rows, kMaxDecoderRows), hidden = size.dim, ffn = 3 * hidden;
   const int64_t kv_heads = std::max<int64_t>(1, hidden / kAttentionHeadDim / 4), heads = 4 * kv_heads;
@@ -75,7 +75,7 @@ Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
                                 .up = weight(ffn, hidden),
                                 .down = weight(hidden, ffn),
                                 .scale = 0.125};
-  Example example;
+  LayerExample example;
   example.shape = cat(rows, "x", hidden, ", ", heads, "+", kv_heads, "x", kAttentionHeadDim, ", ", ffn);
   example.arguments = {random({rows, 1, hidden})};
   push(example.arguments, parts);
@@ -102,10 +102,10 @@ Result<Example> decoder_example(const std::string&, const ExampleSize& size) {
 }
 
 // q and k as a model has them: [batch, time, heads, head_dim] in memory, seen as [batch, heads, time, head_dim]
-Result<Example> rotary_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> rotary_example(const std::string&, const ExampleSize& size) {
   const int64_t heads = std::max<int64_t>(1, size.dim / kAttentionHeadDim), kv_heads = std::max<int64_t>(1, heads / 4);
   const Tensor half = random({1, size.rows, kAttentionHeadDim / 2}), angle = at::cat({half, half}, -1);
-  Example example = make_example<RotaryForward>(
+  LayerExample example = make_example<RotaryForward>(
       stock::rotary, {random({1, size.rows, heads, kAttentionHeadDim}).transpose(1, 2),
                       random({1, size.rows, kv_heads, kAttentionHeadDim}).transpose(1, 2), at::cos(angle),
                       at::sin(angle), kAttentionHeadDim, /*interleaved=*/false});
@@ -115,7 +115,7 @@ Result<Example> rotary_example(const std::string&, const ExampleSize& size) {
 }
 
 // size.rows queries over two levels, the larger about as large; places all over them, and a little beyond.
-Result<Example> deformable_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> deformable_example(const std::string&, const ExampleSize& size) {
   constexpr int64_t kPoints = 4, kLevels = 2;
   const int64_t heads = size.dim % 8 == 0 ? 8 : 1;
   int64_t side = 2;
@@ -125,7 +125,7 @@ Result<Example> deformable_example(const std::string&, const ExampleSize& size) 
   const Tensor starts = at::tensor({int64_t{0}, side * side}, at::kLong);
   const Tensor places = at::rand({1, size.rows, heads, kLevels, kPoints, 2}, at::kFloat) * 1.2 - 0.1;
   const Tensor weights = at::softmax(random({1, size.rows, heads, kLevels * kPoints}), -1);
-  Example example = make_example<DeformableForward>(
+  LayerExample example = make_example<DeformableForward>(
       stock::deformable_attention, {random({1, side * side + half * half, heads, size.dim / heads}), shapes, starts,
                                     places, weights.view({1, size.rows, heads, kLevels, kPoints})});
   example.shape = cat(size.rows, "x", heads, "x", size.dim / heads, ", 2 levels of 4 points");

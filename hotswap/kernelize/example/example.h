@@ -1,7 +1,7 @@
 // The example of a contract: fresh inputs of a size, the stock forward that they go through, and the same in float64.
 // What `kernel bench`, `hotswap bench` and bind_test hold a package's layer against.
 //
-//   const Result<Example> example = example_of(layer.contract()).make("RMSNorm", {.rows = 8, .dim = 16});
+//   const Result<LayerExample> example = example_of(layer.contract()).make("RMSNorm", {.rows = 8, .dim = 16});
 //   example->stock(example->arguments);
 //   example->bound(layer)(example->arguments);                        // through a slot
 #pragma once
@@ -29,7 +29,7 @@ struct ExampleSize {
 using Tensors = std::vector<Tensor>;
 using ExampleForward = std::function<Tensors(const std::vector<c10::IValue>& arguments)>;
 
-struct Example {
+struct LayerExample {
   std::string shape;                   // "1024x1024", for people
   std::vector<c10::IValue> arguments;  // of the contract's forward, in its order; numbers in tensors are float32
   size_t trained = 0;                  // so many of the first tensors of numbers have a gradient
@@ -44,7 +44,7 @@ struct ContractExample {
   const char* contract;  // "rms_norm/1"
   // Fresh inputs of that size with the stock forward that they go through. A Reason where nothing defines which
   // function the layer of that name computes.
-  Result<Example> (*make)(const std::string& layer, const ExampleSize& size);
+  Result<LayerExample> (*make)(const std::string& layer, const ExampleSize& size);
   // What `hotswap bench` measures: one size that fits the L2 of a core, one larger than the LLC.
   ExampleSize small = {.rows = 128}, large = {.rows = 32768};
 };
@@ -81,8 +81,8 @@ struct BoundLayer : Module {
 
 // exact: where the stock forward computes in float32 whatever it is given.
 template <typename Signature>
-Example make_example(std::function<Signature> stock, Values arguments, std::function<Signature> exact = nullptr) {
-  Example example;
+LayerExample make_example(std::function<Signature> stock, Values arguments, std::function<Signature> exact = nullptr) {
+  LayerExample example;
   for (const c10::IValue& value : arguments) {
     if (value.isTensor() && value.toTensor().is_floating_point()) ++example.trained;
   }

@@ -11,9 +11,9 @@
 namespace hotswap::binding {
 namespace {
 
-Result<Example> linear_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> linear_example(const std::string&, const ExampleSize& size) {
   const int64_t out = size.out > 0 ? size.out : size.dim;
-  Example example = make_example<LinearForward>(
+  LayerExample example = make_example<LinearForward>(
       stock::linear, {random({size.rows, size.dim}), random({out, size.dim}), random({out})});
   example.shape = cat(size.rows, "x", size.dim, " @ ", size.dim, "x", out);
   example.flops = 2.0 * static_cast<double>(size.rows * size.dim * out);
@@ -28,7 +28,7 @@ Weight random_q4_1(int64_t out, int64_t dim) {
       .format = WeightFormat::kQ4_1, .data = at::cat({scales, codes}, -1).view({out, -1}), .logical_shape = {out, dim}};
 }
 
-Example packed_shape(Example example, const ExampleSize& size, int64_t dim, int64_t out) {
+LayerExample packed_shape(LayerExample example, const ExampleSize& size, int64_t dim, int64_t out) {
   example.trained = 0;
   example.shape = cat(size.rows, "x", dim, " @ ", dim, "x", out, " Q4_1");
   example.flops = 2.0 * static_cast<double>(size.rows * dim * out);
@@ -37,7 +37,7 @@ Example packed_shape(Example example, const ExampleSize& size, int64_t dim, int6
 
 int64_t whole_blocks(int64_t dim) { return (dim + 31) / 32 * 32; }
 
-Result<Example> packed_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> packed_example(const std::string&, const ExampleSize& size) {
   const int64_t dim = whole_blocks(size.dim), out = size.out > 0 ? size.out : dim;
   Values arguments = {random({size.rows, dim})};
   push(arguments, random_q4_1(out, dim));
@@ -45,12 +45,12 @@ Result<Example> packed_example(const std::string&, const ExampleSize& size) {
   return packed_shape(make_example<PackedLinearForward>(stock::packed_linear, std::move(arguments)), size, dim, out);
 }
 
-Result<Example> blocks_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> blocks_example(const std::string&, const ExampleSize& size) {
   const int64_t dim = whole_blocks(size.dim), out = size.out > 0 ? size.out : dim;
   const auto stock = [](const Tensor& x, const Tensor& blocks, const std::optional<Tensor>& bias) {
     return stock::packed_linear(x, weight_of(blocks, x.size(-1)), bias);
   };
-  Example example =
+  LayerExample example =
       make_example<LinearForward>(stock, {random({size.rows, dim}), random_q4_1(out, dim).data, random({out})});
   example.bound = [stock](const LayerOps& layer) -> ExampleForward {
     const auto module = std::make_shared<BoundLayer<PackedLinearForward>>(layer, stock::packed_linear);

@@ -25,14 +25,14 @@ Vocabulary vocabulary_of(const ExampleSize& size) {
   return {words, at::randint(words, {size.rows}, at::TensorOptions().dtype(at::kLong))};
 }
 
-Result<Example> cross_entropy_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> cross_entropy_example(const std::string&, const ExampleSize& size) {
   const auto [words, target] = vocabulary_of(size);
   Values arguments = {random({size.rows, words}), target};
   push(arguments, CrossEntropyOptions());
   return make_example<CrossEntropyForward>(stock::cross_entropy, std::move(arguments), exact_loss);
 }
 
-Result<Example> linear_cross_entropy_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> linear_cross_entropy_example(const std::string&, const ExampleSize& size) {
   const auto [words, target] = vocabulary_of(size);
   Values arguments = {random({size.rows, size.dim}), random({words, size.dim}), c10::IValue(), target};
   push(arguments, CrossEntropyOptions());
@@ -41,7 +41,8 @@ Result<Example> linear_cross_entropy_example(const std::string&, const ExampleSi
                         const Tensor& labels, const CrossEntropyOptions& options) {
     return exact_loss(at::linear(hidden, weight, bias), labels, options);
   };
-  Example example = make_example<LinearCrossEntropyForward>(stock::linear_cross_entropy, std::move(arguments), exact);
+  LayerExample example =
+      make_example<LinearCrossEntropyForward>(stock::linear_cross_entropy, std::move(arguments), exact);
   example.shape = cat(size.rows, "x", size.dim, " @ ", size.dim, "x", words);
   example.flops = 2.0 * static_cast<double>(size.rows * size.dim * words);
   return example;

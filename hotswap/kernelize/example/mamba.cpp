@@ -17,14 +17,14 @@ constexpr int64_t kWidth = 4, kState = 16, kHeadDim = 32;  // of examples; a hea
 // Decays as trained models have them.
 Tensor decays(at::IntArrayRef shape) { return -(at::rand(shape, at::kFloat) * 4 + 0.1); }
 
-Result<Example> conv_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> conv_example(const std::string&, const ExampleSize& size) {
   return make_example<CausalConv1dForward>(
       stock::causal_conv1d, {random({1, size.dim, size.rows}), random({size.dim, kWidth}) / 2, random({size.dim}),
                              c10::IValue(), c10::IValue(), "silu"});
 }
 
-Result<Example> conv_update_example(const std::string&, const ExampleSize& size) {
-  Example example;
+Result<LayerExample> conv_update_example(const std::string&, const ExampleSize& size) {
+  LayerExample example;
   example.shape = cat(size.rows, "x", size.dim);
   example.arguments = {random({size.rows, size.dim, 1}),
                        random({size.rows, size.dim, kWidth}),
@@ -53,7 +53,7 @@ Result<Example> conv_update_example(const std::string&, const ExampleSize& size)
   return example;
 }
 
-Result<Example> scan_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> scan_example(const std::string&, const ExampleSize& size) {
   Values arguments;
   push(arguments, SelectiveScanInputs{.u = random({1, size.dim, size.rows}),
                                       .delta = random({1, size.dim, size.rows}) - 2,
@@ -66,7 +66,7 @@ Result<Example> scan_example(const std::string&, const ExampleSize& size) {
   return make_example<SelectiveScanForward>(stock::selective_scan, std::move(arguments));
 }
 
-Result<Example> state_update_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> state_update_example(const std::string&, const ExampleSize& size) {
   Values arguments;
   push(arguments, StateUpdateInputs{.state = random({size.rows, size.dim, kState}),
                                     .x = random({size.rows, size.dim}),
@@ -86,7 +86,7 @@ Result<Example> state_update_example(const std::string&, const ExampleSize& size
       return Tensors{forward(in)};
     };
   };
-  Example example = make_example<StateUpdateForward>(stock::selective_state_update, std::move(arguments));
+  LayerExample example = make_example<StateUpdateForward>(stock::selective_state_update, std::move(arguments));
   example.stock = example.exact = run(stock::selective_state_update);
   example.bound = [run](const LayerOps& layer) {
     const auto module = std::make_shared<BoundLayer<StateUpdateForward>>(layer, stock::selective_state_update);
@@ -95,7 +95,7 @@ Result<Example> state_update_example(const std::string&, const ExampleSize& size
   return example;
 }
 
-Result<Example> ssd_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> ssd_example(const std::string&, const ExampleSize& size) {
   const int64_t head_dim = size.dim % kHeadDim == 0 ? kHeadDim : size.dim, heads = size.dim / head_dim;
   Values arguments;
   push(arguments, SsdInputs{.x = random({1, size.rows, heads, head_dim}),
@@ -110,7 +110,7 @@ Result<Example> ssd_example(const std::string&, const ExampleSize& size) {
   return make_example<SsdForward>(stock::ssd, std::move(arguments));
 }
 
-Result<Example> gated_norm_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> gated_norm_example(const std::string&, const ExampleSize& size) {
   return make_example<GatedRmsNormForward>(
       stock::gated_rms_norm,
       {random({size.rows, size.dim}), random({size.rows, size.dim}), random({size.dim}), 1e-5, size.dim, false});

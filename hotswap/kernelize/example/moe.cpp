@@ -36,7 +36,7 @@ const ExampleForm* example_form(const std::string& layer) {
 constexpr int64_t kExperts = 8;
 
 // `out` is the experts' own width.
-Result<Example> experts_example(const std::string& layer, const ExampleSize& size) {
+Result<LayerExample> experts_example(const std::string& layer, const ExampleSize& size) {
   const ExampleForm* form = example_form(layer);
   if (form == nullptr) return Reason{cat("no stock experts are known by the name ", layer)};
   const int64_t dim = size.dim, hidden = size.out > 0 ? size.out : size.dim;
@@ -61,7 +61,7 @@ Result<Example> experts_example(const std::string& layer, const ExampleSize& siz
       return Tensors{forward(x, routing, w, o)};
     };
   };
-  Example example;
+  LayerExample example;
   example.shape = cat(size.rows, "x", dim, " to ", form->k, " of ", kExperts, "x", hidden);
   example.arguments = {random({size.rows, dim})};
   push(example.arguments, routing);

@@ -22,12 +22,12 @@ Tensor exact_rms_norm(const Tensor& x, const Tensor& weight, double eps, double 
   return x * (x.pow(2).mean(-1, /*keepdim=*/true) + eps).rsqrt() * (weight + offset);
 }
 
-Result<Example> rms_norm_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> rms_norm_example(const std::string&, const ExampleSize& size) {
   return make_example<RmsNormForward>(
       stock::rms_norm, {random({size.rows, size.dim}), random({size.dim}), kEps, 0.0, kCasting}, exact_rms_norm);
 }
 
-Result<Example> add_rms_norm_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> add_rms_norm_example(const std::string&, const ExampleSize& size) {
   const auto exact = [](const Tensor& x, const Tensor& residual, const Tensor& weight, double eps, double offset,
                         const std::string& casting) {
     return std::tuple(exact_rms_norm(x + residual, weight, eps, offset, casting), x + residual);
@@ -37,7 +37,7 @@ Result<Example> add_rms_norm_example(const std::string&, const ExampleSize& size
       {random({size.rows, size.dim}), random({size.rows, size.dim}), random({size.dim}), kEps, 0.0, kCasting}, exact);
 }
 
-Result<Example> layer_norm_example(const std::string&, const ExampleSize& size) {
+Result<LayerExample> layer_norm_example(const std::string&, const ExampleSize& size) {
   return make_example<LayerNormForward>(stock::layer_norm,
                                         {random({size.rows, size.dim}), random({size.dim}), random({size.dim}), kEps});
 }
