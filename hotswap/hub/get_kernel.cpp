@@ -69,7 +69,7 @@ std::string verify_signed(const KernelRequest& request, const KernelLocation& lo
   if (!requires_signature(request.trust, location.repo)) return "";
   const auto signers = request.signers.empty() ? default_signers() : request.signers;
   const VariantVerdict verdict = verify_variant(variant_folder, TrustRoot::current(), signers, files);
-  if (verdict.outcome == Outcome::kSuccess) return verdict.by.signer;
+  if (verdict.outcome == SignatureOutcome::kSuccess) return verdict.by.signer;
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat("a good signature of ", location.str(), ", as [trust] require-signature wants"),
                .got = cat(outcome_name(verdict.outcome), ": ", verdict.reason),

@@ -101,9 +101,9 @@ class Mirror {
     }
     for (const fs::path& variant : built_variants(snapshot)) {
       const VariantVerdict digest = verify_files(variant);
-      if (digest.outcome == Outcome::kDigestMissing) {
+      if (digest.outcome == SignatureOutcome::kDigestMissing) {
         log_warning(repo.id, ": ", digest.reason, ": clients run it only where [trust] skip-digest names it");
-      } else if (digest.outcome != Outcome::kSuccess) {
+      } else if (digest.outcome != SignatureOutcome::kSuccess) {
         throw Error(
             {.kind = ErrorKind::kCorrupt,
              .wanted = cat("the variant ", variant.filename().string(), " of ", repo.id, " as its publisher built it"),

@@ -164,14 +164,14 @@ void verify(const VerifyFlags& flags) {
   for (const fs::path& variant : here ? need_variants(flags.path) : download_to_look(flags.path, flags.all_variants)) {
     VariantVerdict verdict = verify_variant(variant, root, signers);
     std::string shown = outcome_name(verdict.outcome);
-    if (verdict.outcome == Outcome::kBundleMissing && flags.unsigned_too) {
+    if (verdict.outcome == SignatureOutcome::kBundleMissing && flags.unsigned_too) {
       verdict = verify_files(variant);  // they must still be what its metadata says
-      shown = verdict.outcome == Outcome::kSuccess ? "Unsigned" : outcome_name(verdict.outcome);
+      shown = verdict.outcome == SignatureOutcome::kSuccess ? "Unsigned" : outcome_name(verdict.outcome);
     }
     std::string why = lock_problem(flags, variant);
     if (!why.empty()) shown = "LockVerificationFailure";
     if (why.empty()) why = verdict.reason;
-    const bool good = verdict.outcome == Outcome::kSuccess && shown != "LockVerificationFailure";
+    const bool good = verdict.outcome == SignatureOutcome::kSuccess && shown != "LockVerificationFailure";
     bad += !good;
     if (flags.json) {
       out.push_back({{"variant", variant.filename().string()}, {"result", shown}, {"good", good}, {"reason", why}});

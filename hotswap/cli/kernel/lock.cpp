@@ -127,26 +127,26 @@ void verify_signature(const SignatureFlags& flags) {
       ++bad;
     };
     switch (verdict.outcome) {
-      case Outcome::kBundleMissing:
+      case SignatureOutcome::kBundleMissing:
         if (!flags.skip_unsigned) failed("cannot verify kernel integrity, signature not found");
         break;
-      case Outcome::kBundleInvalid:
+      case SignatureOutcome::kBundleInvalid:
         failed("cannot verify kernel integrity, invalid signature bundle:\n" + verdict.reason);
         break;
-      case Outcome::kMetadataInvalid:
+      case SignatureOutcome::kMetadataInvalid:
         failed("cannot verify kernel integrity, invalid metadata:\n" + verdict.reason);
         break;
-      case Outcome::kMetadataMissing:
-      case Outcome::kDigestMissing:
+      case SignatureOutcome::kMetadataMissing:
+      case SignatureOutcome::kDigestMissing:
         if (!flags.skip_no_digest) failed("cannot verify kernel integrity, metadata does not have a digest");
         break;
-      case Outcome::kDigestFailure:
+      case SignatureOutcome::kDigestFailure:
         failed("kernel integrity check failed\n" + verdict.reason);
         break;
-      case Outcome::kSignatureFailure:
+      case SignatureOutcome::kSignatureFailure:
         failed("metadata signature verification failed:\n" + verdict.reason);
         break;
-      case Outcome::kSuccess:
+      case SignatureOutcome::kSuccess:
         std::printf("\u2705 %s: kernel metadata is correctly signed\n", variant.c_str());
         break;
     }

@@ -232,23 +232,23 @@ SignedBy verify_bundle(std::string_view artifact, std::string_view bundle, const
   return verify_parsed(artifact, Bundle::parse(bundle, "the signature"), root, signers);
 }
 
-const char* outcome_name(Outcome outcome) {
+const char* outcome_name(SignatureOutcome outcome) {
   switch (outcome) {
-    case Outcome::kSuccess:
+    case SignatureOutcome::kSuccess:
       return "Success";
-    case Outcome::kBundleMissing:
+    case SignatureOutcome::kBundleMissing:
       return "SignatureBundleMissing";
-    case Outcome::kBundleInvalid:
+    case SignatureOutcome::kBundleInvalid:
       return "SignatureBundleInvalid";
-    case Outcome::kMetadataMissing:
+    case SignatureOutcome::kMetadataMissing:
       return "MetadataMissing";
-    case Outcome::kSignatureFailure:
+    case SignatureOutcome::kSignatureFailure:
       return "SignatureVerificationFailure";
-    case Outcome::kMetadataInvalid:
+    case SignatureOutcome::kMetadataInvalid:
       return "MetadataInvalid";
-    case Outcome::kDigestMissing:
+    case SignatureOutcome::kDigestMissing:
       return "DigestMissing";
-    case Outcome::kDigestFailure:
+    case SignatureOutcome::kDigestFailure:
       return "DigestVerificationFailure";
   }
   return "";
@@ -258,7 +258,7 @@ namespace {
 
 // Runs a step; false, with the outcome and the reason, where it throws.
 template <typename Work>
-bool step(VariantVerdict& verdict, Outcome failure, const Work& work) {
+bool step(VariantVerdict& verdict, SignatureOutcome failure, const Work& work) {
   try {
     work();
     return true;
@@ -270,8 +270,8 @@ bool step(VariantVerdict& verdict, Outcome failure, const Work& work) {
 }
 
 // The file's bytes, of those in memory or on the disk; none, with the outcome and the reason, where it has none.
-std::optional<std::string> text_of(VariantVerdict& verdict, const std::filesystem::path& file, Outcome missing,
-                                   Outcome unreadable, const FilesInMemory& files = {}) {
+std::optional<std::string> text_of(VariantVerdict& verdict, const std::filesystem::path& file, SignatureOutcome missing,
+                                   SignatureOutcome unreadable, const FilesInMemory& files = {}) {
   if (const auto in_memory = files.find(file.filename().string()); in_memory != files.end()) {
     return std::string(in_memory->second.begin(), in_memory->second.end());
   }
@@ -290,18 +290,19 @@ void judge_files(VariantVerdict& verdict, const std::filesystem::path& folder, c
                  const FilesInMemory& files) {
   KernelMetadata metadata;
   const auto parse = [&] { metadata = parse_metadata(text, (folder / "metadata.json").string()); };
-  if (!step(verdict, Outcome::kMetadataInvalid, parse)) return;
+  if (!step(verdict, SignatureOutcome::kMetadataInvalid, parse)) return;
   if (!metadata.digests) {
-    verdict.outcome = Outcome::kDigestMissing;
+    verdict.outcome = SignatureOutcome::kDigestMissing;
     verdict.reason = "metadata.json has no digest of the variant's files";
     return;
   }
-  step(verdict, Outcome::kDigestFailure, [&] { verify_digests(folder, *metadata.digests, files); });
+  step(verdict, SignatureOutcome::kDigestFailure, [&] { verify_digests(folder, *metadata.digests, files); });
 }
 
 std::optional<std::string> metadata_of(VariantVerdict& verdict, const std::filesystem::path& folder,
                                        const FilesInMemory& files) {
-  return text_of(verdict, folder / "metadata.json", Outcome::kMetadataMissing, Outcome::kMetadataInvalid, files);
+  return text_of(verdict, folder / "metadata.json", SignatureOutcome::kMetadataMissing,
+                 SignatureOutcome::kMetadataInvalid, files);
 }
 
 }  // namespace
@@ -310,15 +311,15 @@ VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRo
                               const std::vector<Signer>& signers, const FilesInMemory& files) {
   VariantVerdict verdict;
   const auto file = folder / "metadata.json.sigstore";
-  const auto signature = text_of(verdict, file, Outcome::kBundleMissing, Outcome::kBundleInvalid);
+  const auto signature = text_of(verdict, file, SignatureOutcome::kBundleMissing, SignatureOutcome::kBundleInvalid);
   if (!signature) return verdict;
   std::optional<Bundle> bundle;
   const auto parse = [&] { bundle = Bundle::parse(*signature, file.string()); };
-  if (!step(verdict, Outcome::kBundleInvalid, parse)) return verdict;
+  if (!step(verdict, SignatureOutcome::kBundleInvalid, parse)) return verdict;
   const auto text = metadata_of(verdict, folder, files);
   if (!text) return verdict;
   const auto verify = [&] { verdict.by = verify_parsed(*text, *bundle, root, signers); };
-  if (step(verdict, Outcome::kSignatureFailure, verify)) judge_files(verdict, folder, *text, files);
+  if (step(verdict, SignatureOutcome::kSignatureFailure, verify)) judge_files(verdict, folder, *text, files);
   return verdict;
 }
 

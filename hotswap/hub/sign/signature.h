@@ -2,7 +2,7 @@
 // keeps. Verified with OpenSSL, against a trust root that is a file (trust_root.h) and policies that name the signers.
 //
 //   const VariantVerdict verdict = verify_variant(folder, TrustRoot::current(), default_signers());
-//   if (verdict.outcome != Outcome::kSuccess) ... verdict.reason
+//   if (verdict.outcome != SignatureOutcome::kSuccess) ... verdict.reason
 #pragma once
 
 #include <filesystem>
@@ -39,7 +39,7 @@ struct SignedBy {
 SignedBy verify_bundle(std::string_view artifact, std::string_view bundle, const TrustRoot& root,
                        const std::vector<Signer>& signers);
 
-enum class Outcome {
+enum class SignatureOutcome {
   kSuccess,
   kBundleMissing,
   kBundleInvalid,
@@ -49,10 +49,10 @@ enum class Outcome {
   kDigestMissing,
   kDigestFailure,
 };
-const char* outcome_name(Outcome outcome);  // "SignatureBundleMissing", as Python's kernels has them
+const char* outcome_name(SignatureOutcome outcome);  // "SignatureBundleMissing", as Python's kernels has them
 
 struct VariantVerdict {
-  Outcome outcome = Outcome::kSuccess;
+  SignatureOutcome outcome = SignatureOutcome::kSuccess;
   std::string reason;  // empty: success
   SignedBy by;         // of a good signature
 };

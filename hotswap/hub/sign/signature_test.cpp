@@ -238,30 +238,30 @@ TEST(Signature, OfAVariant) {
     folder.write("metadata.json.sigstore",
                  world().bundle({.artifact = read_file(folder.path() / "metadata.json")}).dump());
   };
-  EXPECT_EQ(outcome(), Outcome::kBundleMissing);
+  EXPECT_EQ(outcome(), SignatureOutcome::kBundleMissing);
   folder.write("metadata.json.sigstore", "{");
-  EXPECT_EQ(outcome(), Outcome::kBundleInvalid);
+  EXPECT_EQ(outcome(), SignatureOutcome::kBundleInvalid);
   folder.write("metadata.json.sigstore", world().bundle().dump());
-  EXPECT_EQ(outcome(), Outcome::kMetadataMissing);
+  EXPECT_EQ(outcome(), SignatureOutcome::kMetadataMissing);
   folder.write("metadata.json", "not even JSON, and never parsed");
-  EXPECT_EQ(outcome(), Outcome::kSignatureFailure);
+  EXPECT_EQ(outcome(), SignatureOutcome::kSignatureFailure);
   sign();
-  EXPECT_EQ(outcome(), Outcome::kMetadataInvalid);
+  EXPECT_EQ(outcome(), SignatureOutcome::kMetadataInvalid);
   folder.write(
       "metadata.json",
       R"({"name": "ab", "id": "_ab", "version": 1, "license": "mit", "python-depends": [], "backend": {"type": "cpu"}})");
   sign();
-  EXPECT_EQ(outcome(), Outcome::kDigestMissing);
+  EXPECT_EQ(outcome(), SignatureOutcome::kDigestMissing);
   folder.write("a.so", "x");
   write_digests(folder.path());
-  EXPECT_EQ(outcome(), Outcome::kSignatureFailure);  // metadata.json has changed
+  EXPECT_EQ(outcome(), SignatureOutcome::kSignatureFailure);  // metadata.json has changed
   sign();
   const VariantVerdict good = verify_variant(folder.path(), root, signers());
-  EXPECT_EQ(good.outcome, Outcome::kSuccess) << good.reason;
+  EXPECT_EQ(good.outcome, SignatureOutcome::kSuccess) << good.reason;
   EXPECT_EQ(good.by.signer, "ours");
   folder.write("a.so", "y");
-  EXPECT_EQ(outcome(), Outcome::kDigestFailure);
-  EXPECT_STREQ(outcome_name(Outcome::kDigestFailure), "DigestVerificationFailure");
+  EXPECT_EQ(outcome(), SignatureOutcome::kDigestFailure);
+  EXPECT_STREQ(outcome_name(SignatureOutcome::kDigestFailure), "DigestVerificationFailure");
 }
 
 }  // namespace
