@@ -1,5 +1,5 @@
 # The preset `fuzz`: bin/fuzz_<target>, libFuzzer programs under ASan and UBSan, one for each parser of the Hub, one for
-# the tokenizers and one for grammars. `./x check --fuzz` builds and runs them; the fuzz_test.cpp of these rooms has them.
+# the tokenizers, one for chat templates and one for grammars. `./x check --fuzz` builds and runs them; the fuzz_test.cpp of these rooms has them.
 add_custom_target(fuzzers)
 function(hotswap_fuzzer target room)
   add_executable(fuzz_${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_SOURCE_DIR}/${room}/fuzz_test.cpp"
@@ -13,4 +13,5 @@ foreach(target names variants metadata lock build_toml answers bundle)
   hotswap_fuzzer(${target} hub)
 endforeach()
 hotswap_fuzzer(tokenizer tokenizers)
+hotswap_fuzzer(template chat)
 hotswap_fuzzer(grammar grammar)

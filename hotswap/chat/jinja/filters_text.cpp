@@ -12,6 +12,7 @@
 #include "hotswap/chat/jinja/repr.h"
 #include "hotswap/chat/jinja/template_error.h"
 #include "hotswap/chat/jinja/text.h"
+#include "hotswap/chat/jinja/word_wrap.h"
 
 namespace hotswap::jinja {
 namespace {
@@ -245,10 +246,30 @@ Value pprint(Interpreter&, const Value& input, const Arguments& arguments) {
   return Value::string(std::move(text));
 }
 
-template <int which>
-Value unsupported_filter(Interpreter&, const Value&, const Arguments&) {
-  fail(Fault::kUnsupported, which == 0 ? "the filter urlize" : "the filter wordwrap");
+Value wordwrap(Interpreter&, const Value& input, const Arguments& arguments) {
+  const Parameters p("wordwrap", arguments, {"width", "break_long_words", "wrapstring", "break_on_hyphens"});
+  const int64_t width = p.integer(0, 79);
+  const std::string between = p.optional(2) ? p.text(2) : "\n";
+  if (!input.is_string()) type_error(cat("wordwrap takes a str, not ", type_name(input)));
+  const WrapStyle style{.width = static_cast<size_t>(std::max<int64_t>(width, 1)),
+                        .break_long_words = p.truth(1, true),
+                        .break_on_hyphens = p.truth(3, true)};
+  std::vector<std::string> lines;
+  for (const std::string& line : split_lines(input.str())) {
+    if (width <= 0) value_error(cat("invalid width ", width, " (must be > 0)"));
+    const auto parts = wrapped(decode(line), style);
+    for (const std::u32string& part : parts) lines.push_back(encode(part));
+    if (parts.empty()) lines.emplace_back();
+  }
+  size_t bytes = lines.size() * between.size();
+  for (const std::string& line : lines) bytes += line.size();
+  if (Budget* budget = Budget::current()) budget->check_string(bytes);
+  std::string text;
+  for (const std::string& line : lines) text += (&line == lines.data() ? "" : between) + line;
+  return Value::string(std::move(text));
 }
+
+Value urlize(Interpreter&, const Value&, const Arguments&) { fail(Fault::kUnsupported, "the filter urlize"); }
 
 }  // namespace
 
@@ -272,9 +293,9 @@ const Filters& text_filters() {
                               {"truncate", truncate},
                               {"upper", mapped_input<'u'>},
                               {"urlencode", urlencode},
-                              {"urlize", unsupported_filter<0>},
+                              {"urlize", urlize},
                               {"wordcount", wordcount},
-                              {"wordwrap", unsupported_filter<1>},
+                              {"wordwrap", wordwrap},
                               {"xmlattr", xmlattr}};
   return all;
 }

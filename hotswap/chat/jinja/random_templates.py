@@ -36,6 +36,7 @@ FILTERS = [
     ("rejectattr", 1), ("replace", 2), ("title", 0), ("capitalize", 0), ("abs", 0), ("round", 0), ("round", 1), ("sum", 0), ("min", 0), ("max", 0),
     ("items", 0), ("dictsort", 0), ("batch", 1), ("slice", 1), ("indent", 1), ("center", 1), ("safe", 0), ("e", 0), ("escape", 0), ("wordcount", 0),
     ("truncate", 1), ("groupby", 1), ("attr", 1), ("format", 1), ("count", 0), ("urlencode", 0), ("striptags", 0), ("xmlattr", 0), ("filesizeformat", 0),
+    ("wordwrap", 0), ("wordwrap", 1),
 ]  # fmt: skip
 TESTS = "defined undefined none string number mapping sequence iterable true false boolean integer float odd even callable lower upper escaped".split()
 TESTS_OF_ANOTHER = "eq ne lt gt in divisibleby sameas equalto ge le".split()
