@@ -227,7 +227,33 @@ class Reader : private Cursor {
   Rules rules_;
 };
 
+// The grammar with another name for each of its rules. What stands in a literal or a class is no name.
+std::string renamed(const std::string& text, const char* prefix) {
+  std::string out;
+  char quote = 0;  // of the literal or class that a character is in
+  for (size_t at = 0; at < text.size(); ++at) {
+    const char c = text[at];
+    if (quote != 0) {
+      if (c == '\\') out += text[at++];
+      if (c == quote) quote = 0;
+    } else if (c == '"' || c == '[') {
+      quote = c == '"' ? '"' : ']';
+    } else if (std::isalpha(static_cast<unsigned char>(c)) || c == '_') {
+      const size_t end = std::min(text.find_first_of(" \n(){}[]*+?|\":", at), text.size());
+      out += prefix + text.substr(at, end - at);
+      at = end - 1;
+      continue;
+    }
+    out += text[at];
+  }
+  return out;
+}
+
 }  // namespace
+
+std::string either_gbnf(const std::string& one, const std::string& other) {
+  return "root ::= a_root | b_root\n" + renamed(one, "a_") + renamed(other, "b_");
+}
 
 std::string checked_gbnf(const std::string& text) { return Reader(text).checked(); }
 

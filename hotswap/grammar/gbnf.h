@@ -13,4 +13,7 @@ namespace hotswap::grammar {
 // Error (kInvalidArgument) where the text is no such grammar, is beyond a limit, has no `root`, or matches no text.
 std::string checked_gbnf(const std::string& text);
 
+// The texts of both grammars, each as checked_gbnf() or Rules::print() wrote it.
+std::string either_gbnf(const std::string& one, const std::string& other);
+
 }  // namespace hotswap::grammar

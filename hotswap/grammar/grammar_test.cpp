@@ -135,6 +135,17 @@ name ::= [A-Z] [a-z]{1,3} [^a-z\]]?
     EXPECT_FALSE(takes(checked, text)) << text;
 }
 
+// Rules of the same name, and names within literals and classes.
+TEST_F(Gbnf, OneOrTheOther) {
+  const std::string either = grammar::either_gbnf(checked_gbnf("root ::= x* \"root x_0 \\\" ::= [\" \nx ::= [a-c\\]]"),
+                                                  checked_gbnf("root ::= \"{\" x{2} \"}\"\nx ::= [x-z]"));
+  for (const char* text : {"ab]root x_0 \" ::= [", "root x_0 \" ::= [", "{xz}"})
+    EXPECT_TRUE(takes(either, text)) << text;
+  for (const char* text : {"", "xroot x_0 \" ::= [", "{ab}", "{xz}root x_0 \" ::= ["}) {
+    EXPECT_FALSE(takes(either, text)) << text;
+  }
+}
+
 TEST_F(Gbnf, RulesThatReferToThemselves) {
   EXPECT_TRUE(takes(checked_gbnf("root ::= root \"a\" | \"b\""), "baaa"));
   EXPECT_TRUE(takes(checked_gbnf("root ::= \"(\" root \")\" | \"\""), "((()))"));

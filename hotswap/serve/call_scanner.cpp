@@ -8,23 +8,8 @@
 namespace hotswap::serve {
 namespace {
 
-constexpr size_t kLongestKey = 64;     // of a call's object: "name", "arguments", "id"
-constexpr size_t kLongestHead = 256;   // before the arguments of a named call
-constexpr size_t kLongestName = 1024;  // of <function=name> and <parameter=key>
-
-bool is_blank(char c) { return kBlanks.find(c) != std::string_view::npos; }
-
-std::string_view trimmed(std::string_view text) {
-  const size_t first = text.find_first_not_of(kBlanks);
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
-}
-
-// As a JSON string.
-std::string json_string(std::string_view text) {
-  using Json = nlohmann::ordered_json;
-  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-}
+constexpr size_t kLongestKey = 64;    // of a call's object: "name", "arguments", "id"
+constexpr size_t kLongestHead = 256;  // before the arguments of a named call
 
 // get_weather of "get_weather[CALL_ID]abc[ARGS]", for example.
 std::string name_in(std::string_view head, const ToolFormat& format) {
@@ -40,7 +25,7 @@ std::string name_in(std::string_view head, const ToolFormat& format) {
 CallScanner::State CallScanner::push(char c) {
   if (form_ == Form::kUnknown) {
     if (is_blank(c)) return state_;
-    if (c == '[' && format_->list && !in_list_) {
+    if (c == '[' && (format_->list || format_->python) && !in_list_) {
       in_list_ = true;
       return state_;
     }
@@ -50,6 +35,8 @@ CallScanner::State CallScanner::push(char c) {
   if (form_ == Form::kObject) object(c);
   if (form_ == Form::kNamed) named(c);
   if (form_ == Form::kParameters) parameters(c);
+  if (form_ == Form::kKeys) keys(c);
+  if (form_ == Form::kPython) python(c);
   return state_;
 }
 
@@ -58,6 +45,10 @@ void CallScanner::choose_form(char c) {
     form_ = Form::kObject;
   } else if (c == '<' && format_->style == ToolFormat::Style::kParameters) {
     form_ = Form::kParameters;
+  } else if (format_->style == ToolFormat::Style::kKeys && c != '<') {
+    form_ = Form::kKeys;
+  } else if (format_->python && (std::isalpha(static_cast<unsigned char>(c)) || c == '_')) {
+    form_ = Form::kPython;
   } else if (format_->style == ToolFormat::Style::kNamed && !in_list_) {
     form_ = Form::kNamed;
   } else {
@@ -78,55 +69,6 @@ void CallScanner::named(char c) {
   }
   value(c);
   if (has_arguments_ && state_ == State::kGoing) state_ = State::kDone;
-}
-
-void CallScanner::parameters(char c) {
-  constexpr std::string_view kFunction = "<function=", kParameter = "<parameter=", kEndOfValue = "</parameter>",
-                             kEnd = "</function>";
-  head_ += c;
-  if (part_ == Part::kValue) {
-    if (!head_.ends_with(kEndOfValue)) return;
-    head_.resize(head_.size() - kEndOfValue.size());
-    end_parameter();
-    return;
-  }
-  if (part_ == Part::kBetween && is_blank(c) && head_.size() == 1) return head_.clear();
-  const std::string_view open = part_ == Part::kFunction ? kFunction : kParameter;
-  if (part_ == Part::kBetween && head_ == kEnd) {
-    arguments_ += has_arguments_ ? "}" : "{}";
-    state_ = State::kDone;
-    return;
-  }
-  const bool begins = open.starts_with(head_) || (part_ == Part::kBetween && kEnd.starts_with(head_));
-  if (head_.size() > kLongestName || !(begins || head_.starts_with(open))) return void(fail());
-  if (c != '>' || begins) return;
-  const std::string given(trimmed(std::string_view(head_).substr(open.size(), head_.size() - open.size() - 1)));
-  head_.clear();
-  if (part_ == Part::kFunction) {
-    name_ = given;
-    has_name_ = true;
-    part_ = Part::kBetween;
-  } else {
-    key_ = given;
-    part_ = Part::kValue;
-  }
-}
-
-// Templates write a value between two newlines.
-void CallScanner::end_parameter() {
-  std::string_view text = head_;
-  if (text.starts_with('\n')) text.remove_prefix(1);
-  if (text.ends_with('\n')) text.remove_suffix(1);
-  const auto tool = typed_->find(name_);
-  const bool typed = tool != typed_->end() && tool->second.contains(key_);
-  std::string written(trimmed(text));
-  if (!typed || !json_problem(written).empty()) {
-    written = json_string(text);
-  }
-  arguments_ += (has_arguments_ ? ", " : "{") + json_string(key_) + ": " + written;
-  has_arguments_ = true;
-  head_.clear();
-  part_ = Part::kBetween;
 }
 
 void CallScanner::object(char c) {

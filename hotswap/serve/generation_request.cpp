@@ -3,6 +3,7 @@
 #include <charconv>
 #include <random>
 
+#include "hotswap/grammar/gbnf.h"
 #include "hotswap/models/trunk_input.h"
 #include "hotswap/serve/chat_messages.h"
 #include "hotswap/serve/grammar_constraint.h"
@@ -100,17 +101,16 @@ bool ends_in_thoughts(std::string_view prompt) {
 // Which calls are read back, and the grammar of those that are demanded.
 void add_tools(const ToolRequest& tools, const ServedModel& model, GenerationRequest& request) {
   if (tools.choice == ToolChoice::kNone) return;
-  if (request.rules) {
-    bad_request(cat("expected tools or ", request.rules->field, "; got both; set tool_choice none for the latter"),
-                "tools", "unsupported_parameter");
-  }
   request.message.format = tools.format;
   request.message.tools = {tools.names.begin(), tools.names.end()};
   request.message.typed = typed_parameters(tools.tools);
   if (!marker_tokens(model.tokenizer, *tools.format).empty()) request.text.skip_special_tokens = false;
-  if (tools.choice != ToolChoice::kRequired) return;
-  request.rules = tool_rules(tools);
-  require_grammars(model, "tool_choice");
+  if (tools.choice == ToolChoice::kRequired) {
+    request.rules = tool_rules(tools);  // an answer has no text of its own then
+    require_grammars(model, "tool_choice");
+  } else if (request.rules) {  // calls, or a text of the form that the request names
+    request.rules->ebnf = grammar::either_gbnf(request.rules->ebnf, tool_rules(tools).ebnf);
+  }
 }
 
 void read_common(RequestBody& body, const ServedModel& model, GenerationRequest& request) {

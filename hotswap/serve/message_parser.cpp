@@ -82,7 +82,7 @@ bool MessageParser::start(Parts& out, bool last) {
       return true;
     }
     if (!tag.empty() && !rest.empty() && tag.starts_with(rest) && !last) return false;
-    if (bare && rest.starts_with('{')) {
+    if (bare && (rest.starts_with('{') || (rules_.format->python && rest.starts_with('[')))) {
       begin_call(first);
       return true;
     }
@@ -191,9 +191,10 @@ bool MessageParser::after_call(Parts& out, bool last) {
     return false;
   }
   const ToolFormat& format = *rules_.format;
-  const std::string_view rest = std::string_view(held_).substr(first), next = format.next;
+  const bool python = scanner_->is_python();
+  const std::string_view rest = std::string_view(held_).substr(first), next = python ? "," : format.next;
   bool may_come = false;
-  for (std::string_view literal : {format.after, format.end}) {
+  for (std::string_view literal : {format.after, python ? "]" : format.end}) {
     literal.remove_prefix(std::min(literal.find_first_not_of(kBlanks), literal.size()));
     if (!literal.empty() && rest.starts_with(literal)) {
       held_.erase(0, first + literal.size());

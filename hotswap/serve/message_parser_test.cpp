@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "hotswap/serve/python_literal.h"
+
 namespace hotswap {
 namespace {
 
@@ -146,6 +148,9 @@ TEST(MessageParts, TheTemplateShowsTheFormat) {
       {"<|start|>assistant<|channel|>final<|message|>", "harmony"},
       {"[TOOL_CALLS] [{", "mistral"},
       {"[TOOL_CALLS]f[ARGS]{", "mistral_args"},
+      {"<tool_call>{name}<arg_key>{key}</arg_key>", "glm"},
+      {"<|tool_call_start|>[", "lfm2"},
+      {"put it in the format of [func_name1(params_name1=params_value1)]", "llama_python"},
       {"<|python_tag|> {\"name\": , \"parameters\": }", "llama3_json"}};
   for (const auto& [text, name] : shown) EXPECT_EQ(row(text).name, name) << text;
 }
@@ -240,6 +245,77 @@ TEST(MessageParts, CallsOfLlamaWithItsTag) {
   EXPECT_EQ(code.content, "<|python_tag|>print(1)");
   EXPECT_EQ(code.unparsed, 1);
   EXPECT_EQ(read(rules, "<|pyth").content, "<|pyth");
+}
+
+// Of GLM 4.5 and 4.6 with line ends, of 4.7 without.
+TEST(MessageParts, CallsOfGlm) {
+  MessageRules rules = of(row("<tool_call>{name} <arg_key>"), true);
+  rules.typed = {{"f", {"count", "flags"}}};
+  const Read lines = read(rules,
+                          "<think>Two.</think>\nI look.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>"
+                          "Z\u00fcrich <1>\n</arg_value>\n</tool_call>\n<tool_call>f\n<arg_key>count</arg_key>\n"
+                          "<arg_value>2</arg_value>\n<arg_key>flags</arg_key>\n<arg_value>[true]</arg_value>\n"
+                          "</tool_call>");
+  EXPECT_EQ(lines.reasoning, "Two.");
+  EXPECT_EQ(lines.content, "I look.");
+  EXPECT_EQ(lines.calls,
+            (Calls{{"get_weather", "{\"city\": \"Z\u00fcrich <1>\\n\"}"}, {"f", "{\"count\": 2, \"flags\": [true]}"}}));
+  EXPECT_EQ(lines.unparsed, 0);
+  EXPECT_EQ(
+      read(rules, "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call><tool_call>f</tool_call>").calls,
+      (Calls{{"f", "{\"a\": \"1\"}"}, {"f", "{}"}}));
+  EXPECT_EQ(read(rules, "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>").calls,
+            (Calls{{"f", "{\"a\": 1}"}}))
+      << "as a demanded call is written";
+  for (const std::string text : {"<tool_call>other\n<arg_key>", "<tool_call><arg_key>a</arg_key>", "<tool_call>f"}) {
+    const Read out = read(rules, text);
+    EXPECT_EQ(out.content, text);
+    EXPECT_EQ(out.unparsed, 1) << text;
+  }
+}
+
+// Llama's, as its prompt format shows them or after its tags, and LFM2's between its own.
+TEST(MessageParts, CallsAsPythonWritesThem) {
+  const MessageRules llama = of(row("[func_name1(params_name1=params_value1)]"));
+  const Calls both = {{"get_weather", "{\"city\": \"Z\u00fcrich, (it's)\", \"days\": [1,2.5,-300.0]}"},
+                      {"f", "{\"a\": {\"k\":null,\"l\":[true,false]}}"}};
+  const std::string text =
+      "[get_weather(city='Z\u00fcrich, (it\\'s)', days=[1, 2.5, -3e2]), f( a = {\"k\": None, 'l': (True, False,)} )]";
+  EXPECT_EQ(read(llama, text).calls, both);
+  EXPECT_EQ(read(llama, text).content, "");
+  EXPECT_EQ(read(llama, "<|python_start|>" + text + "<|python_end|>").calls, both);
+  EXPECT_EQ(read(of(row("<|tool_call_start|>")), "I look.<|tool_call_start|>" + text + "<|tool_call_end|>Done.").calls,
+            both);
+  EXPECT_EQ(read(of(row("<|tool_call_start|>")), "I look.<|tool_call_start|>[f()]<|tool_call_end|>Done.").content,
+            "I look.Done.");
+  EXPECT_EQ(read(of(kBare), "<|python_tag|>f.call(query=\"a\\nb\")").calls, (Calls{{"f", "{\"query\": \"a\\nb\"}"}}));
+  EXPECT_EQ(read(of(kBare), "[f(a=1), f()]").calls, (Calls{{"f", "{\"a\": 1}"}, {"f", "{}"}}));
+  for (const std::string none :
+       {"[1] is a source", "[link](http://a)", "[other(a=1)]", "[see (a) and b]", "f(a=1)", "[f"}) {
+    const Read out = read(llama, none);
+    EXPECT_EQ(out.content, none);
+    EXPECT_TRUE(out.calls.empty()) << none;
+  }
+  for (const std::string broken : {"[f('Rome')]", "[f(a=print)]", "[f(a=1 b=2)]", "[f(a=[1)]", "[f(a='x"}) {
+    EXPECT_EQ(read(llama, broken).calls.size(), 1u) << broken << ": its name was reported already";
+  }
+}
+
+TEST(PythonLiterals, AreJson) {
+  const std::vector<std::pair<std::string, std::string>> rows = {
+      {" 'a\\x41\\u00e9\\U0001F600\\q' ", "\"aA\u00e9\U0001F600\\\\q\""},
+      {"\"\\ud83d\\ude00\"", "\"\U0001F600\""},
+      {"{'a': (1, [None]), }", "{\"a\":[1,[null]]}"},
+      {"-1.5e3", "-1500.0"},
+      {"true", "true"},
+      {"[]", "[]"}};
+  for (const auto& [python, json] : rows) EXPECT_EQ(serve::json_of_python(python), json) << python;
+  for (const std::string& none :
+       {std::string("1 2"), std::string("'a"), std::string("[1,"), std::string("{1: 2}"), std::string("x"),
+        std::string(), std::string("'\\ud800'"), std::string("'\\xg0'"), std::string("1_000"),
+        std::string("99999999999999999999"), std::string(100, '[') + std::string(100, ']')}) {
+    EXPECT_EQ(serve::json_of_python(none), std::nullopt) << none;
+  }
 }
 
 TEST(MessageParts, ParametersThatTakeTextsAreNotTyped) {

@@ -11,6 +11,14 @@ namespace hotswap::serve {
 
 inline constexpr std::string_view kBlanks = " \t\r\n";
 
+inline bool is_blank(char c) { return kBlanks.find(c) != std::string_view::npos; }
+
+inline std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(kBlanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(kBlanks) - first + 1);
+}
+
 struct MessagePart {
   enum class Kind { kContent, kReasoning, kCall, kArguments };
   Kind kind;

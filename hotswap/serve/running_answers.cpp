@@ -136,10 +136,11 @@ void RunningAnswers::read_message(size_t choice, TextPiece& piece) {
   }
 }
 
-// An answer that the model ended, which the grammar should have kept to the schema.
+// An answer that the model ended, which the grammar should have kept to the schema. One of calls has no such text.
 void RunningAnswers::validate(size_t choice, const TokenEvent& event, TextPiece& piece) {
   std::string& text = whole_[choice] += piece.text;
   if (piece.finish_reason == nullptr || event.finish != Finish::kEos) return;
+  if (!parsers_.empty() && parsers_[choice].calls() > 0) return;
   piece.invalid = grammar::answer_problem(*schema_, text);
   if (piece.invalid.empty()) return;
   metrics_.invalid_answer();

@@ -16,6 +16,7 @@ struct ToolFormat {
     kObject,      // {"name": ..., "arguments": {...}}
     kNamed,       // name, `between`, {...}; or an object
     kParameters,  // <function=name><parameter=key>value</parameter></function>; or an object
+    kKeys,        // name<arg_key>key</arg_key><arg_value>value</arg_value>; or an object
     kChannels,    // gpt-oss: the message is in channels, see ChannelParser
   };
   const char* name;
@@ -31,6 +32,7 @@ struct ToolFormat {
   const char* arguments = "arguments";  // the key of an object, beside "name"
   Style style = Style::kObject;
   bool list = false;                      // objects are elements of a JSON list
+  bool python = false;                    // or calls as Python writes them: [f(a=1), g()]
   std::vector<const char*> special = {};  // tokens that decoding would leave out
 
   bool named() const { return !list && *between != '\0'; }  // a demanded call is written so

@@ -46,7 +46,8 @@ class Tools : public test_support::Served {
 TEST_F(Tools, DemandedCallsFitTheirSchema) {
   for (const char* marker :
        {"<tool_call>", "[TOOL_CALLS]", "{\"name\": ..., \"parameters\": ...}",
-        "<tool_call><function=", "[TOOL_CALLS][ARGS]", "<｜tool▁calls▁begin｜>", "<|channel|><|message|>"}) {
+        "<tool_call><function=", "[TOOL_CALLS][ARGS]", "<｜tool▁calls▁begin｜>", "<|channel|><|message|>",
+        "<tool_call><arg_key>", "<|tool_call_start|>", "func_name1(params_name1"}) {
     start_with(marker);
     const OutJson named = call({{"tool_choice", {{"type", "function"}, {"function", {{"name", "get_weather"}}}}}});
     const OutJson& choice = named["choices"][0];
@@ -93,6 +94,41 @@ TEST_F(Tools, AStreamHasIdTypeAndNameOnceThenArguments) {
   EXPECT_EQ(arguments, whole["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"]);
 }
 
+// With both an answer is calls whose arguments fit, or a text that fits; never anything else.
+TEST_F(Tools, BesideAFormTheAnswerIsCallsOrATextOfThatForm) {
+  const OutJson schema = {{"type", "object"},
+                          {"properties", {{"sum", {{"type", "integer"}}}}},
+                          {"required", {"sum"}},
+                          {"additionalProperties", false}};
+  const OutJson form = {{"type", "json_schema"}, {"json_schema", {{"name", "n"}, {"schema", schema}}}};
+  int calls = 0, texts = 0;
+  for (int seed = 0; seed < 12; ++seed) {
+    const OutJson answer = call({{"response_format", form}, {"seed", seed}, {"parallel_tool_calls", false}});
+    const OutJson& choice = answer["choices"][0];
+    EXPECT_FALSE(choice.contains("structured_output_error")) << answer;
+    if (choice["finish_reason"] == "tool_calls") {
+      ++calls;
+      const OutJson& made = choice["message"]["tool_calls"].at(0)["function"];
+      if (made["name"] == "get_weather") {
+        EXPECT_EQ(grammar::answer_problem(kWeather["function"]["parameters"], made["arguments"]), "") << made;
+      }
+    } else if (choice["finish_reason"] == "stop") {
+      ++texts;
+      EXPECT_EQ(grammar::answer_problem(schema, choice["message"]["content"]), "") << answer;
+    }
+  }
+  EXPECT_GT(calls, 0);
+  EXPECT_GT(texts, 0);
+  const OutJson forced = call({{"response_format", form}, {"tool_choice", "required"}, {"parallel_tool_calls", false}});
+  EXPECT_EQ(forced["choices"][0]["finish_reason"], "tool_calls") << forced;
+  const OutJson none = call({{"response_format", form}, {"tool_choice", "none"}});
+  EXPECT_EQ(grammar::answer_problem(schema, none["choices"][0]["message"]["content"]), "") << none;
+  const OutJson bad = {{"type", "function"},
+                       {"function", {{"name", "f"}, {"parameters", {{"not", OutJson::object()}}}}}};
+  expect_has(call({{"response_format", form}, {"tools", {bad}}}, 400)["error"]["message"], {"'not'"});
+  expect_nothing_left();
+}
+
 TEST_F(Tools, TheTemplateShowsThemUnlessNoneIsChosen) {
   expect_has(post("/apply_template", body(OutJson::object()))["prompt"], {"get_weather", "<tool_call>"});
   EXPECT_EQ(post("/apply_template", body({{"tool_choice", "none"}}))["prompt"].get<std::string>().find("get_weather"),
@@ -107,7 +143,6 @@ TEST_F(Tools, RefusalsNameTheField) {
   EXPECT_EQ(param({{"tool_choice", {{"type", "function"}, {"function", {{"name", "other"}}}}}}), "tool_choice");
   EXPECT_EQ(param({{"tool_choice", 3}}), "tool_choice");
   EXPECT_EQ(param({{"tools", {{{"type", "search"}}}}}), "tools");
-  EXPECT_EQ(param({{"response_format", {{"type", "json_object"}}}}), "tools");
   const OutJson bad = {{"type", "function"},
                        {"function", {{"name", "f"}, {"parameters", {{"not", OutJson::object()}}}}}};
   const OutJson error = call({{"tools", {bad}}, {"tool_choice", "required"}}, 400)["error"];
