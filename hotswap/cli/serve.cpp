@@ -27,7 +27,7 @@ struct ServeFlags {
   int64_t max_model_len = 0;
   std::optional<int64_t> prefix_tokens;  // unset: kPrefixTokens on a CPU; on a GPU it has not been measured yet
   double drain_s = 30;
-  bool no_kernels = false, no_auth = false, no_exact = false;
+  bool no_kernels = false, no_auth = false, exact = false, no_exact = false;
 };
 
 std::vector<std::string> keys_in(const std::string& file) {
@@ -56,25 +56,15 @@ int64_t model_length(const CausalLM& model, int64_t limit) {
   return limit > 0 ? limit : positions;
 }
 
-// On a GPU, unless a flag names another: rows of different length are read by the bundled kernel as far as each goes.
-// Steps of few rows run in kernels of whole layers all the same.
-void use_bundled_attention(const ServeFlags& flags, CausalLM& model) {
-  if (!model.device().is_cuda() || !flags.kernels.any() || !flags.model.attention.empty()) return;
-  const auto config = kernel_config_of(flags.kernels);
-  const auto names_it = [](const auto& row) { return row.first == "attention"; };
-  if (config && std::any_of(config->kernel_mapping.begin(), config->kernel_mapping.end(), names_it)) return;
-  const auto& rows = model.kernel_report().rows;
-  if (std::none_of(rows.begin(), rows.end(), [](const KernelRow& row) { return row.layer == "attention"; })) return;
-  model.set_attn_implementation("hotswap/attention");
-}
-
-serve::ServedModel loaded(const ServeFlags& flags) {
-  const ModelFlags source = located(flags.model);
+serve::ServedModel loaded(const Flags& flags) {
+  ModelFlags source = located(flags.model);
+  // Rows of different length are read by the bundled kernel as far as each goes. Steps of few rows run in kernels of
+  // whole layers all the same.
+  source.gpu_attention = "hotswap/attention";
   serve::ServedModel served{.model = load_model(source, flags.kernels),
                             .tokenizer = load_tokenizer(source),
                             .chat_template = find_chat_template(source),
                             .names = flags.names};
-  use_bundled_attention(flags, *served.model);
   if (served.names.empty()) {
     served.names = {flags.model.model};
     if (const std::string& adapter = served.model->adapter_name(); !adapter.empty()) served.names.push_back(adapter);
@@ -133,7 +123,7 @@ void serve_verb(const ServeFlags& flags) {
   options.port = port.port();
   serve::ServedModel model = loaded(flags);
   const bool on_cpu = model.model->device().is_cpu();
-  options.engine.exact = on_cpu && !flags.no_exact;
+  options.engine.exact = flags.exact || (on_cpu && !flags.no_exact);
   options.engine.prefix_tokens = flags.prefix_tokens.value_or(on_cpu ? kPrefixTokens : 0);
   serve::Server server(model, options);
   port.release();
@@ -141,13 +131,12 @@ void serve_verb(const ServeFlags& flags) {
   std::printf("listening on %s\n", server.url().c_str());
   std::fflush(stdout);
   const KernelReport& report = model.model->kernel_report();
-  std::fprintf(
-      stderr, "serving %s: %lld of %zu slots run kernels; up to %lld sequences at once%s\n",
-      model.names.front().c_str(), static_cast<long long>(report.bound()), report.rows.size(),
-      static_cast<long long>(options.engine.rows),
-      options.engine.exact
-          ? cat(", ", server.engine().decode_rows(), " in a forward: texts do not depend on their company").c_str()
-          : "");
+  std::fprintf(stderr, "serving %s: %lld of %zu slots run kernels; up to %lld sequences at once%s\n",
+               model.names.front().c_str(), static_cast<long long>(report.bound()), report.rows.size(),
+               static_cast<long long>(options.engine.rows),
+               options.engine.exact
+                   ? cat(", ", server.engine().why_exact(), ": texts do not depend on their company").c_str()
+                   : "");
   wait_and_drain(server, ends, flags.drain_s);
   server.stop();
 }
@@ -206,8 +195,13 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
           "and run their tokens again. 0: as many as --rows sequences of --max-model-len need")
       ->check(CLI::Range(0, 1000000000))
       ->capture_default_str();
+  auto* exact = verb.add_flag(
+      "--exact", flags.exact,
+      "Texts do not depend on their company: the default on a CPU. On a GPU every step then has --rows rows of\n"
+      "--max-model-len tokens, whatever runs; what that costs is printed");
   verb.add_flag("--no-exact", flags.no_exact,
-                "On a CPU: all sequences in one forward. Faster with many, but a text may depend on its company");
+                "On a CPU: all sequences in one forward. Faster with many, but a text may depend on its company")
+      ->excludes(exact);
 }
 
 }  // namespace

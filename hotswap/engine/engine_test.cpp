@@ -9,6 +9,7 @@
 #include <set>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/engine/exact_steps.h"
 #include "hotswap/engine/scheduler.h"
 #include "hotswap/engine/test_sequences.h"
 

@@ -21,7 +21,8 @@ int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(stat
 
 }  // namespace
 
-std::optional<StaticStep::Shape> StaticStep::shape_for(const KvPool& pool, const std::vector<StepRow>& rows) {
+std::optional<StaticStep::Shape> StaticStep::shape_for(const KvPool& pool, const std::vector<StepRow>& rows,
+                                                       bool whole) {
   if (!pool.one_page_each() || rows.empty()) return std::nullopt;
   int64_t needed = 0;
   for (const StepRow& row : rows) {
@@ -30,13 +31,14 @@ std::optional<StaticStep::Shape> StaticStep::shape_for(const KvPool& pool, const
   }
   const int64_t bucket =
       needed <= kRowsApart ? power_of_two(needed) : (needed + kRowsApart - 1) / kRowsApart * kRowsApart;
-  const int64_t count = std::min(bucket, pool.options_.max_sequences);
+  const int64_t count = whole ? pool.options_.max_sequences : std::min(bucket, pool.options_.max_sequences);
   const int64_t there = std::min(count, static_cast<int64_t>(pool.order_.size()));
   const bool others = there > static_cast<int64_t>(rows.size());
   if (others && pool.recurs()) return std::nullopt;
   int64_t keys = 0;  // an idle row's token is written after its last one
   for (int64_t row = 0; row < there; ++row) keys = std::max(keys, pool.length(pool.order_[row]) + 1);
   if (keys > pool.slab_tokens_) return std::nullopt;
+  if (whole) return Shape{count, pool.slab_tokens_};
   return Shape{count, std::min(power_of_two(std::max(keys, kFirstKeys)), pool.slab_tokens_)};
 }
 

@@ -20,7 +20,8 @@ class StaticStep : public StepMemory {
   };
   // The smallest of few shapes that serves a step of these rows; none where the pool has pages, a row has more than one
   // new token or none before it, or a sequence that is not in the step has a recurrent state, which would move on.
-  static std::optional<Shape> shape_for(const KvPool& pool, const std::vector<StepRow>& rows);
+  // `whole`: the shape of all rows and keys that the pool has room for, or none.
+  static std::optional<Shape> shape_for(const KvPool& pool, const std::vector<StepRow>& rows, bool whole = false);
 
   StaticStep(KvPool& pool, Shape shape);
   // Which tokens the next run is of; drawn: as KvStep's. The tensors of batch() stay in their memory.

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/engine/exact_steps.h"
+#include "hotswap/engine/scheduler.h"
 #include "hotswap/engine/test_gpu.h"
 #include "hotswap/engine/test_sequences.h"
 #include "hotswap/layers/decoder_layer.h"
@@ -26,9 +28,9 @@ using test_support::single;
 using test_support::Steps;
 using test_support::tiny;
 
-// The prompts by KvStep, then one token of each in static steps. `idle`: a sequence that is left out of every third
-// one.
-std::vector<Ids> by_static_steps(CausalLM& model, std::optional<size_t> idle) {
+// The prompts by KvStep, then one token of each in static steps, `whole` ones of all the pool's room. `idle`: a
+// sequence that is left out of every third one.
+std::vector<Ids> by_static_steps(CausalLM& model, std::optional<size_t> idle, bool whole = false) {
   const c10::InferenceMode inference;
   KvPool pool(at::kCPU, {.max_sequences = 6, .max_tokens = 40});
   std::vector<Ids> out(prompts().size());
@@ -48,7 +50,10 @@ std::vector<Ids> by_static_steps(CausalLM& model, std::optional<size_t> idle) {
       rows.push_back({sequences[i], {out[i].back()}});
       there.push_back(i);
     }
-    const auto needed = StaticStep::shape_for(pool, rows);
+    const auto needed = StaticStep::shape_for(pool, rows, whole);
+    if (needed && whole) {
+      EXPECT_TRUE(*needed == (StaticStep::Shape{6, pool.page_tokens()}));
+    }
     EXPECT_EQ(needed.has_value(), !(pool.recurs() && there.size() < out.size()));
     if (!needed) return out;
     if (!step || *needed != *shape) step.emplace(pool, *needed);
@@ -84,12 +89,14 @@ TEST_P(EveryFamilyInStaticSteps, EachPromptHasTheTokensOfABatchOfOne) {
     if (!prepare(*model, kind)) continue;
     std::vector<Steps> expected;
     for (const Ids& prompt : prompts()) expected.push_back(single(*model, prompt));
-    for (const std::optional<size_t> idle : {std::optional<size_t>(), std::optional<size_t>(1)}) {
-      const std::vector<Ids> got = by_static_steps(*model, idle);
+    for (const auto& [idle, whole] :
+         {std::pair<std::optional<size_t>, bool>(std::nullopt, false), {1, false}, {std::nullopt, true}, {1, true}}) {
+      const std::vector<Ids> got = by_static_steps(*model, idle, whole);
       for (size_t i = 0; i < got.size(); ++i) {
         Steps first = expected[i];
         first.ids[0].resize(got[i].size());
-        expect_same({got[i]}, first, kRounding, cat(kind, ", prompt ", i, idle ? ", one is idle at times" : ""));
+        expect_same({got[i]}, first, kRounding,
+                    cat(kind, ", prompt ", i, idle ? ", one is idle at times" : "", whole ? ", whole steps" : ""));
       }
     }
   }
@@ -176,6 +183,61 @@ TEST_F(GroupsOnGpu, EachRowHasItsOwnLogits) {
         EXPECT_LE((got[step][row] - right).norm().item<double>(), 1e-4 * right.norm().item<double>())
             << count << " rows, step " << step << ", row " << row;
       }
+    }
+  }
+}
+
+TEST(WholeSteps, AreRefusedWhereNothingIsCaptured) {
+  const auto model = tiny("llama", at::kCPU, at::kFloat, 16);
+  test_support::expect_has(probe_whole_steps(*model, 4).why_not, {"steps that are captured"});
+}
+
+class WholeStepsOnGpu : public test_support::OnGpu<> {};
+
+// Tokens and log-probabilities, bit for bit: by itself, among others that join and end at any time, with a beginning
+// that was kept, and in a second run, in which every step is a replay.
+TEST_F(WholeStepsOnGpu, ATextHasTheSameBitsInAnyCompany) {
+  const c10::InferenceMode inference;
+  for (const char* family : {"llama", "qwen3", "gemma2", "phi3"}) {
+    const auto model = tiny(family, test_support::gpu(), at::kBFloat16, 64);
+    for (const std::string& kind : kinds()) {
+      if (!prepare(*model, kind)) continue;
+      const WholeSteps found = probe_whole_steps(*model, 20);
+      ASSERT_EQ(found.why_not, "") << family << ", " << kind;
+      std::printf("%s, %s: a whole step %.3f ms, one row %.3f ms\n", family, kind.c_str(), found.ms, found.single_ms);
+      Scheduler scheduler(*model, {.max_sequences = 20,
+                                   .max_tokens = 200,
+                                   .chunk = 16,
+                                   .groups = {.single_prompts = true, .whole_steps = true},
+                                   .prefix_tokens = 320,
+                                   .exact = true});
+      const auto argmax = greedy(*model);
+      const auto sampler =
+          std::make_shared<const RowSampler>(RowSampling{.temperature = 0, .logprobs = 1}, model->config().vocab_size);
+      const auto text_of = [&](int64_t others) {
+        const auto prompt = [&](int64_t seed, int64_t size) {
+          Ids ids;
+          for (int64_t i = 0; i < size; ++i) ids.push_back((seed * 31 + i * i * 7 + i) % 50);
+          return ids;
+        };
+        for (int64_t i = 0; i < others; ++i) {
+          scheduler.join(
+              {.tokens = prompt(i + 1, 3 + i * 5 % 40), .sampler = argmax, .stop = {.max_new_tokens = 3 + i}});
+        }
+        const int64_t own =
+            scheduler.join({.tokens = prompt(0, 37), .row_sampler = sampler, .stop = {.max_new_tokens = 24}});
+        std::vector<std::pair<int64_t, double>> text;
+        while (!scheduler.idle()) {
+          for (const NewToken& token : scheduler.step()) {
+            if (token.sequence == own) text.emplace_back(token.id, token.logprobs.value().logprob);
+          }
+        }
+        return text;
+      };
+      const auto single = text_of(0);
+      EXPECT_EQ(single.size(), 24u);
+      for (const int64_t others : {3, 19, 40, 0})
+        EXPECT_EQ(text_of(others), single) << family << ", " << kind << ", " << others;
     }
   }
 }

@@ -1,15 +1,12 @@
 #include "hotswap/engine/step_runner.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/equal.h>
-#include <ATen/ops/tensor.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <utility>
 
 #include "hotswap/base/log.h"
@@ -96,17 +93,31 @@ Tensor StepRunner::run(std::vector<StepRow> rows, const Tensor& drawn) {
 
 // Rows of one form, by row of the pool. -> [rows, vocab]
 Tensor StepRunner::run_alike(std::vector<StepRow> rows, const Tensor& drawn) {
-  if (Tensor logits = run_captured(rows, drawn); logits.defined()) return logits;
+  Tensor captured = run_captured(rows, drawn);
+  if (groups_.whole_steps) require_whole(rows, captured);
+  if (captured.defined()) return captured;
   KvStep step(pool_, std::move(rows), drawn);
   Tensor logits = last_logits(model_, step.batch(), step);
   step.commit();
   return logits;
 }
 
+// Prompts have forwards of their own; what decodes has run as a whole step, or has no bits to rely on.
+void StepRunner::require_whole(const std::vector<StepRow>& rows, const Tensor& logits) const {
+  const auto decodes = [&](const StepRow& row) { return row.tokens.size() == 1 && pool_.length(row.sequence) > 0; };
+  if (logits.defined() || !std::all_of(rows.begin(), rows.end(), decodes)) return;
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted =
+                   "steps that are captured, with room for all tokens of all rows, where texts must not depend on "
+                   "their company",
+               .got = why_not_.empty() ? cat("room for ", pool_.page_tokens(), " tokens of a row") : why_not_,
+               .next = "serve without --exact, or on the CPU"});
+}
+
 // Undefined: nothing has run. A shape's first step runs as it will be captured, and its second one captures it.
 Tensor StepRunner::run_captured(const std::vector<StepRow>& rows, const Tensor& drawn) {
   if (!why_not_.empty()) return {};
-  const auto shape = StaticStep::shape_for(pool_, rows);
+  const auto shape = StaticStep::shape_for(pool_, rows, groups_.whole_steps);
   if (!shape) return {};
   if (room_ != pool_.page_tokens()) captured_.clear();
   room_ = pool_.page_tokens();
@@ -135,47 +146,6 @@ void StepRunner::record(Captured& c) {
     why_not_ = cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace());
     log_warning("decode steps are not captured in a CUDA graph: ", why_not_);
   }
-}
-
-namespace {
-
-// [rows, vocab]: two tokens in each sequence, then a step of `shown` rows in forwards of `group` rows each.
-Tensor probe_step(CausalLM& model, int64_t sequences, const std::vector<int64_t>& shown, int64_t group) {
-  KvPool pool(model.device(), {.max_sequences = sequences});
-  const int64_t vocab = model.config().vocab_size;
-  std::vector<StepRow> first, second;
-  for (int64_t i = 0; i < sequences; ++i) {
-    const int64_t sequence = pool.acquire();
-    first.push_back({.sequence = sequence, .tokens = {(i * 37 + 11) % vocab, (i * 101 + 7) % vocab}});
-    second.push_back({.sequence = sequence, .tokens = {(i * 53 + 3) % vocab}});
-  }
-  StepRunner(model, pool).run(std::move(first));
-  std::vector<StepRow> rows;
-  for (const int64_t i : shown) rows.push_back(second[i]);
-  return StepRunner(model, pool, {.decode_rows = group}).run(std::move(rows));
-}
-
-// Whether a forward of `rows` rows gives some of them the bits that they have in a forward of their own.
-bool is_exact(CausalLM& model, int64_t rows) {
-  std::vector<int64_t> all(rows);
-  std::iota(all.begin(), all.end(), 0);
-  std::vector<int64_t> some = {0, rows - 1};
-  if (rows > 2) some.insert(some.begin() + 1, rows / 2);
-  const Tensor merged = probe_step(model, rows, all, rows), single = probe_step(model, rows, some, 1);
-  return at::equal(merged.index_select(0, at::tensor(some, at::kLong).to(merged.device())), single);
-}
-
-}  // namespace
-
-int64_t max_exact_decode_rows(CausalLM& model, int64_t max_rows) {
-  const c10::InferenceMode inference;
-  for (const int64_t count : {max_rows, int64_t{16}, int64_t{8}, int64_t{4}, int64_t{2}}) {
-    if (count < 2 || count > max_rows) continue;
-    int64_t rows = count;  // a step may have fewer rows than it may have at most
-    while (rows >= 2 && is_exact(model, rows)) --rows;
-    if (rows < 2) return count;
-  }
-  return 1;
 }
 
 }  // namespace hotswap

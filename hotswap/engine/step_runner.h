@@ -23,6 +23,9 @@ namespace hotswap {
 struct ForwardGroups {
   int64_t decode_rows = 0;      // at most, of one new token each, neighbours in the pool; 0: all
   bool single_prompts = false;  // a forward of its own for each prompt
+  // Every step of one new token a row has one shape, that of all rows and keys for which the pool has room: the same
+  // kernels with the same sums, whatever runs. Error where such a step cannot be captured.
+  bool whole_steps = false;
 };
 
 class StepRunner {
@@ -46,6 +49,7 @@ class StepRunner {
   std::vector<std::vector<int64_t>> forwards_of(const std::vector<StepRow>& rows) const;
   Tensor run_alike(std::vector<StepRow> rows, const Tensor& drawn);
   Tensor run_captured(const std::vector<StepRow>& rows, const Tensor& drawn);
+  void require_whole(const std::vector<StepRow>& rows, const Tensor& logits) const;
   void record(Captured& captured);
 
   CausalLM& model_;
@@ -56,9 +60,5 @@ class StepRunner {
   int64_t room_ = 0;  // tokens of a page when they were captured: more room is other memory
   int64_t replays_ = 0;
 };
-
-// A ForwardGroups::decode_rows, max_rows or one of a few smaller ones, with which a row's logits have the bits that
-// they have in a forward of their own. Measured by running steps of this model: a few forwards of one token.
-int64_t max_exact_decode_rows(CausalLM& model, int64_t max_rows);
 
 }  // namespace hotswap

@@ -20,7 +20,7 @@
 namespace hotswap {
 namespace {
 
-bool asks_kernels(const PretrainedOptions& options) { return options.use_kernels || options.kernel_config; }
+bool requests_kernels(const PretrainedOptions& options) { return options.use_kernels || options.kernel_config; }
 
 bool names(const PretrainedOptions& options, const std::string& layer) {
   if (!options.kernel_config) return false;
@@ -29,6 +29,15 @@ bool names(const PretrainedOptions& options, const std::string& layer) {
     const auto layers = layers_of_key(row.first);
     return std::find(layers.begin(), layers.end(), layer) != layers.end();
   });
+}
+
+// Known before the weights are there, so that kernels are bound once.
+std::string attention_of(CausalLM& model, const PretrainedOptions& options) {
+  bool attends = false;
+  model.each_slot([&](const std::string&, SlotBase& slot) { attends = attends || slot.layer() == kAttentionLayer; });
+  const bool open = attends && options.attn_implementation.empty() && requests_kernels(options) &&
+                    !names(options, kAttentionLayer) && device_named(options.device_map).is_cuda();
+  return open && !options.gpu_attention.empty() ? options.gpu_attention : options.attn_implementation;
 }
 
 // Who says which kernel a Linear runs, wants its plain weights.
@@ -40,8 +49,8 @@ bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::D
                  .got = "plain weights",
                  .next = "leave keep_formats (--packed) unset"});
   }
-  return is_packed && options.keep_formats.value_or((device.is_cpu() || options.few_rows) && asks_kernels(options) &&
-                                                    !names(options, "Linear"));
+  return is_gguf && options.keep_formats.value_or((device.is_cpu() || options.few_rows) && requests_kernels(options) &&
+                                                  !names(options, "Linear"));
 }
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
@@ -59,7 +68,7 @@ void finish(CausalLM& model, const PretrainedOptions& options) {
                         .allow_all_kernels = options.allow_all_kernels,
                         .project = options.kernel_project};
   unpack_what_has_no_kernel(model, options, kernels);
-  if (asks_kernels(options)) {
+  if (requests_kernels(options)) {
     model.kernelize(Mode::INFERENCE, std::move(kernels));
   } else if (is_attention_kernel(options.attn_implementation)) {
     model.set_attn_implementation(options.attn_implementation, kernels);
@@ -124,7 +133,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);
   const Json config = is_gguf ? config_of_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
   auto model = from_config(config);  // before the weights: a bad config is told as such
-  model->set_attn_implementation(options.attn_implementation);
+  model->set_attn_implementation(attention_of(*model, options));
   if (!checkpoint) checkpoint = dequantising(open_checkpoint(folder), config);
   const Family& family = model->family();
   checkpoint = in_model_terms(std::move(checkpoint),
@@ -142,7 +151,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
                 " other than its ", kEmbeddingWeight,
                 ": they are not tied; say tie_word_embeddings = false in the config");
     model = from_config(without_tied_embeddings(config));
-    model->set_attn_implementation(options.attn_implementation);
+    model->set_attn_implementation(attention_of(*model, options));
   }
   const bool tied = model->config().tie_word_embeddings;
   if (tied) load.tied = {{kHeadWeight, kEmbeddingWeight}};
@@ -152,7 +161,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   const bool untied = tied && adapter && adapter->changes_embedding_or_head(*model);
   if (untied) {
     model = from_config(without_tied_embeddings(config));
-    model->set_attn_implementation(options.attn_implementation);
+    model->set_attn_implementation(attention_of(*model, options));
   }
   model->requires_grad(true);
   load.keep_formats = keeps_formats(options, is_gguf || is_quantised(config), load.device);
@@ -173,7 +182,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
   refuse_no_model(folder);
   const Json config = Json::read(folder / "config.json");
   auto model = from_config(config);
-  model->set_attn_implementation(options.attn_implementation);
+  model->set_attn_implementation(attention_of(*model, options));
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
   model->init_weights(0, dtype.value_or(at::kFloat), device_named(options.device_map));

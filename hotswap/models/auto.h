@@ -19,6 +19,9 @@ struct PretrainedOptions {
   bool allow_all_kernels = false;             // kernels of the Hub run though their publisher is not a trusted one
   std::filesystem::path kernel_project = {};  // with hotswap.toml and kernels.lock; empty: HOTSWAP_PROJECT's
   std::string attn_implementation = {};       // sdpa, eager, a kernel (org/repo[@revision][:layer]); empty: the model's
+  // The kernel that attends on a GPU where kernels are requested and neither attn_implementation nor the mapping names
+  // one; of a model that has attention.
+  std::string gpu_attention = {};
   // auto: what config.json says, else as stored, but of a quantised GGUF file on a GPU bfloat16; or float32, bfloat16,
   // float16.
   std::string dtype = "auto";

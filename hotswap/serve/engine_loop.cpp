@@ -5,6 +5,7 @@
 #include <future>
 
 #include "hotswap/base/log.h"
+#include "hotswap/engine/exact_steps.h"
 
 namespace hotswap::serve {
 namespace {
@@ -18,6 +19,7 @@ const char* reason_of(Finish finish) { return finish == Finish::kLength ? "lengt
 SchedulerOptions scheduler_options(const EngineOptions& o, const ForwardGroups& groups) {
   SchedulerOptions out{
       .max_sequences = o.rows, .chunk = o.chunk, .groups = groups, .prefix_tokens = o.prefix_tokens, .exact = o.exact};
+  if (groups.whole_steps) out.max_tokens = o.max_model_len + 1;  // room for all; a step writes one beyond an idle row's
   if (o.page_size == 0) return out;
   out.page_size = o.page_size;
   out.max_tokens = o.max_model_len;
@@ -25,9 +27,34 @@ SchedulerOptions scheduler_options(const EngineOptions& o, const ForwardGroups& 
   return out;
 }
 
-ForwardGroups groups_of(CausalLM& model, const EngineOptions& options) {
+void require_pieces(const CausalLM& model, const EngineOptions& options) {
+  if (model.device().is_cpu() || options.page_size == 0) return;
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "keys and values in one piece a sequence, for texts that do not depend on their company",
+               .got = cat("pages of ", options.page_size, " tokens"),
+               .next = "leave --page-size out, or --exact"});
+}
+
+// `why`: what makes it exact, for the operator.
+ForwardGroups groups_of(CausalLM& model, const EngineOptions& options, std::string& why) {
   if (!options.exact) return {};
-  return {.decode_rows = max_exact_decode_rows(model, options.rows), .single_prompts = true};
+  if (model.device().is_cpu()) {
+    const ForwardGroups groups{.decode_rows = max_exact_decode_rows(model, options.rows), .single_prompts = true};
+    why = cat(groups.decode_rows, " in a forward");
+    return groups;
+  }
+  require_pieces(model, options);
+  const WholeSteps found = probe_whole_steps(model, options.rows);
+  if (!found.why_not.empty()) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "a model whose texts can be kept from depending on their company on this device",
+                 .got = found.why_not,
+                 .next = "serve without --exact, or on the CPU"});
+  }
+  char times[80];
+  std::snprintf(times, sizeof(times), "%.3f ms, of one row otherwise %.3f ms", found.ms, found.single_ms);
+  why = cat("each step of ", options.rows, " rows, ", times);
+  return {.single_prompts = true, .whole_steps = true};
 }
 
 }  // namespace
@@ -36,7 +63,7 @@ EngineLoop::EngineLoop(CausalLM& model, const EngineOptions& options, Metrics& m
     : model_(model),
       options_(options),
       metrics_(metrics),
-      groups_(groups_of(model, options)),
+      groups_(groups_of(model, options, why_exact_)),
       scheduler_(model, scheduler_options(options, groups_)) {
   argmax_ = std::make_shared<Sampler>(GenerationConfig(), model.device(),
                                       [&model](const Tensor& scores) { return model.largest(scores); });

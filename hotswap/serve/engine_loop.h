@@ -59,7 +59,8 @@ class EngineLoop {
   void stop();  // ends what still runs with an error, then the thread
 
   bool healthy() const { return healthy_; }
-  int64_t decode_rows() const { return groups_.decode_rows; }  // of one forward; 0: all
+  // What keeps texts from depending on their company, and its price; "" where nothing does.
+  const std::string& why_exact() const { return why_exact_; }
   Gauges gauges() const;
   int64_t steps() const { return steps_; }
   Metrics& metrics() { return metrics_; }
@@ -86,6 +87,7 @@ class EngineLoop {
   CausalLM& model_;
   const EngineOptions options_;
   Metrics& metrics_;
+  std::string why_exact_;
   const ForwardGroups groups_;
   Scheduler scheduler_;
   std::shared_ptr<Sampler> argmax_;

@@ -103,6 +103,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .revision = flags.revision,
                             .adapter = flags.adapter};
   options.few_rows = flags.few_rows;
+  options.gpu_attention = flags.gpu_attention;
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
   if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)

@@ -22,6 +22,7 @@ struct ModelFlags {
   std::string revision = "main";                          // of the Hub
   std::string device = "cpu", dtype = "auto", attention;  // attention: empty, as the model asks for
   std::string packed = "auto";                            // or on, off
+  std::string gpu_attention = {};                         // as PretrainedOptions has it
   bool few_rows = false;                                  // one sequence at a time, as PretrainedOptions has it
   bool random_weights = false;                            // the config alone is read: bench's
   std::string adapter;                                    // a LoRA adapter of peft; empty: none
