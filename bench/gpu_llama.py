@@ -35,7 +35,7 @@ NORMAL, CONTROL = 1, 3  # of tokens; bytes are words here, too: half of a letter
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "lm_head": "output", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down", "model.layers.": "blk.",
 }  # fmt: skip
 PORT, OURS, THEIRS = 18217, "hotswap kernels", "llama.cpp by Vulkan"
@@ -66,13 +66,13 @@ def write_gguf(model, file: Path) -> None:
     sizes |= {"feed_forward_length": c.intermediate_size, "attention.head_count": c.num_attention_heads, "rope.freq_base": c.rope_parameters["rope_theta"]}
     sizes |= {"attention.head_count_kv": c.num_key_value_heads, "attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
     sizes |= {"attention.layer_norm_rms_epsilon": c.rms_norm_eps}
-    head = {"general.architecture": "qwen3", "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words}
+    head = {"general.architecture": c.model_type, "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": words}
     head |= {"tokenizer.ggml.scores": [0.0] * len(words), "tokenizer.ggml.token_type": [CONTROL if i < 3 else NORMAL for i in range(len(words))]}
     head |= {"tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.unknown_token_id": 0}
-    head |= {f"qwen3.{name}": v for name, v in sizes.items()}
+    head |= {f"{c.model_type}.{name}": v for name, v in sizes.items()}
     tensors = {}
     for name, tensor in model.state_dict().items():
-        if name == "lm_head.weight":  # the embedding once more
+        if name == "lm_head.weight" and c.tie_word_embeddings:  # the embedding once more
             continue
         for theirs, short in NAMES.items():
             name = name.replace(theirs, short)
@@ -99,11 +99,11 @@ def free_memory() -> int:
 
 
 class Server:
-    def __init__(self, program: Path, model: Path, rows: int, tokens: int):
+    def __init__(self, program: Path, model: Path, rows: int, tokens: int, *more: str):
         self.file, self.free = model, free_memory()
         context = -(-tokens // 256) * 256 * rows
         sizes = ["--ctx-size", context, "--parallel", rows, "--batch-size", 4096, "--ubatch-size", 2048, "--cache-ram", 0]
-        command = [program, "--model", model, "--port", PORT, "--gpu-layers", 99, "--flash-attn", "on", "--no-webui", *sizes]
+        command = [program, "--model", model, "--port", PORT, "--gpu-layers", 99, "--flash-attn", "on", "--no-webui", *sizes, *more]
         self.log = tempfile.TemporaryFile("w+")
         libraries = f"{program.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         environment = os.environ | {"LD_LIBRARY_PATH": libraries}
