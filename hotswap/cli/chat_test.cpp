@@ -1,0 +1,68 @@
+// `hotswap chat` as a script runs it: without a terminal.
+#include "hotswap/base/test_support.h"
+#include "hotswap/cli/test_program.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using OutJson = nlohmann::ordered_json;
+using test_support::expect_has;
+using test_support::Outcome;
+
+class Chat : public test_support::CliModel {
+ protected:
+  std::string talking_model() const {
+    const fs::path folder = file("talks");
+    if (!fs::exists(folder)) fs::copy(test_support::tiny_model(), folder);
+    write_file(folder / "chat_template.jinja",
+               "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+               "{{ m.role }}: {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+    return folder.string();
+  }
+};
+
+TEST_F(Chat, AnswersAsGenerateDoesAndRemembers) {
+  const std::string model = talking_model(), greedy = " --greedy --max-new-tokens 12";
+  const Outcome talk = run("chat " + model + greedy + " --system Short.", "Once upon\n\nAnd then?\n/history\n");
+  ASSERT_EQ(talk.status, 0) << talk.err;
+  const size_t begin = talk.out.find("[\n");
+  ASSERT_NE(begin, std::string::npos) << talk.out;
+  const OutJson history = OutJson::parse(talk.out.substr(begin));
+  ASSERT_EQ(history.size(), 5u) << history;
+  EXPECT_EQ(history[0], (OutJson{{"role", "system"}, {"content", "Short."}}));
+  EXPECT_EQ(talk.out.substr(0, begin),
+            history[2]["content"].get<std::string>() + "\n" + history[4]["content"].get<std::string>() + "\n");
+  for (const size_t answer : {2, 4}) {
+    const OutJson before(std::vector<OutJson>(history.begin(), history.begin() + static_cast<ptrdiff_t>(answer)));
+    write_file(file("messages.json"), before.dump());
+    const Outcome same =
+        run("generate " + model + " --use-kernels --max-new-tokens 12 --messages " + file("messages.json").string());
+    EXPECT_EQ(same.out, history[answer]["content"].get<std::string>() + "\n") << same.err;
+  }
+}
+
+TEST_F(Chat, Commands) {
+  const Outcome talk =
+      run("chat " + talking_model() + " --greedy --max-new-tokens 4 --no-kernels",
+          "a\n/undo\n/history\n/system Be kind.\nb\n/reset\n/history\n/report\n/help\n/nope\n/exit\nnever\n");
+  ASSERT_EQ(talk.status, 0) << talk.err;
+  expect_has(talk.out, {"[]\n", "Be kind.", "stock"});
+  EXPECT_EQ(talk.out.find("\"b\""), std::string::npos) << "a conversation that was reset";
+  EXPECT_EQ(talk.out.find("never"), std::string::npos);
+  expect_has(talk.err, {"no command /nope", "/undo   forget the last exchange"});
+}
+
+TEST_F(Chat, WhatATemplateRefuses) {
+  write_file(file("tool.json"), R"([{"role": "tool", "content": "1"}])");
+  const Outcome refused = run("generate " + talking_model() + " --messages " + file("tool.json").string());
+  EXPECT_EQ(refused.status, 1);
+  expect_has(refused.err, {"no tools here"});
+  fs::remove(file("talks") / "chat_template.jinja");
+  const Outcome none = run("chat " + file("talks").string(), "a\n");
+  EXPECT_EQ(none.status, 1) << none.err;
+  expect_has(none.err, {"chat template"});
+}
+
+}  // namespace
+}  // namespace hotswap
