@@ -6,7 +6,7 @@ namespace hotswap {
 namespace {
 
 namespace fs = std::filesystem;
-using OutJson = nlohmann::ordered_json;
+using HistoryJson = nlohmann::ordered_json;
 using test_support::expect_has;
 using test_support::Outcome;
 
@@ -28,13 +28,14 @@ TEST_F(Chat, AnswersAsGenerateDoesAndRemembers) {
   ASSERT_EQ(talk.status, 0) << talk.err;
   const size_t begin = talk.out.find("[\n");
   ASSERT_NE(begin, std::string::npos) << talk.out;
-  const OutJson history = OutJson::parse(talk.out.substr(begin));
+  const HistoryJson history = HistoryJson::parse(talk.out.substr(begin));
   ASSERT_EQ(history.size(), 5u) << history;
-  EXPECT_EQ(history[0], (OutJson{{"role", "system"}, {"content", "Short."}}));
+  EXPECT_EQ(history[0], (HistoryJson{{"role", "system"}, {"content", "Short."}}));
   EXPECT_EQ(talk.out.substr(0, begin),
             history[2]["content"].get<std::string>() + "\n" + history[4]["content"].get<std::string>() + "\n");
   for (const size_t answer : {2, 4}) {
-    const OutJson before(std::vector<OutJson>(history.begin(), history.begin() + static_cast<ptrdiff_t>(answer)));
+    const HistoryJson before(
+        std::vector<HistoryJson>(history.begin(), history.begin() + static_cast<ptrdiff_t>(answer)));
     write_file(file("messages.json"), before.dump());
     const Outcome same =
         run("generate " + model + " --use-kernels --max-new-tokens 12 --messages " + file("messages.json").string());

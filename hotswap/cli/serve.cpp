@@ -56,7 +56,7 @@ int64_t model_length(const CausalLM& model, int64_t limit) {
   return limit > 0 ? limit : positions;
 }
 
-serve::ServedModel loaded(const Flags& flags) {
+serve::ServedModel loaded(const ServeFlags& flags) {
   ModelFlags source = located(flags.model);
   // Rows of different length are read by the bundled kernel as far as each goes. Steps of few rows run in kernels of
   // whole layers all the same.

@@ -7,21 +7,23 @@
 namespace hotswap::jinja {
 namespace {
 
-using Text = std::u32string_view;
+using WideText = std::u32string_view;
 
-bool is_blank(char32_t c) { return Text(U"\t\n\v\f\r ").find(c) != Text::npos; }
+bool is_blank(char32_t c) { return WideText(U"\t\n\v\f\r ").find(c) != WideText::npos; }
 bool is_letter_of_word(char32_t c) { return c == U'_' || is_letter(c) || is_numeric(c); }
 bool is_letter_or_mark(char32_t c) { return is_letter_of_word(c) && !is_decimal(c); }
-bool is_word_or_punctuation(char32_t c) { return is_letter_of_word(c) || Text(U"!\"'&.,?").find(c) != Text::npos; }
-bool is_white(Text text) { return std::all_of(text.begin(), text.end(), is_space); }
+bool is_word_or_punctuation(char32_t c) {
+  return is_letter_of_word(c) || WideText(U"!\"'&.,?").find(c) != WideText::npos;
+}
+bool is_white(WideText text) { return std::all_of(text.begin(), text.end(), is_space); }
 
 // Where a line may be broken: between two chunks.
 class Chunks {
  public:
-  explicit Chunks(Text text) : text_(text) {}
+  explicit Chunks(WideText text) : text_(text) {}
 
-  std::vector<Text> all(bool on_hyphens) const {
-    std::vector<Text> out;
+  std::vector<WideText> all(bool on_hyphens) const {
+    std::vector<WideText> out;
     for (size_t at = 0, end; at < text_.size(); at = end) {
       end = is_blank(text_[at]) ? run(at, [](char32_t c) { return is_blank(c); })
             : on_hyphens        ? end_of_word(at)
@@ -65,25 +67,25 @@ class Chunks {
     return text_.size();
   }
 
-  Text text_;
+  WideText text_;
 };
 
 // How much of a chunk that is longer than a line goes into what is left of this one.
-size_t part_of(Text chunk, size_t left, bool on_hyphens) {
+size_t part_of(WideText chunk, size_t left, bool on_hyphens) {
   if (!on_hyphens || chunk.size() <= left || left == 0) return left;
   const size_t hyphen = chunk.rfind(U'-', left - 1);
-  if (hyphen == Text::npos || hyphen == 0) return left;
-  return chunk.substr(0, hyphen).find_first_not_of(U'-') != Text::npos ? hyphen + 1 : left;
+  if (hyphen == WideText::npos || hyphen == 0) return left;
+  return chunk.substr(0, hyphen).find_first_not_of(U'-') != WideText::npos ? hyphen + 1 : left;
 }
 
 }  // namespace
 
-std::vector<std::u32string> wrapped(Text line, const WrapStyle& style) {
-  std::vector<Text> chunks = Chunks(line).all(style.break_on_hyphens);
+std::vector<std::u32string> wrapped(WideText line, const WrapStyle& style) {
+  std::vector<WideText> chunks = Chunks(line).all(style.break_on_hyphens);
   std::reverse(chunks.begin(), chunks.end());
   std::vector<std::u32string> lines;
   while (!chunks.empty()) {
-    std::vector<Text> current;
+    std::vector<WideText> current;
     size_t size = 0;
     if (is_white(chunks.back()) && !lines.empty()) chunks.pop_back();
     while (!chunks.empty() && size + chunks.back().size() <= style.width) {
@@ -104,7 +106,7 @@ std::vector<std::u32string> wrapped(Text line, const WrapStyle& style) {
     if (!current.empty() && is_white(current.back())) current.pop_back();
     if (current.empty()) continue;
     std::u32string& made = lines.emplace_back();
-    for (const Text chunk : current) made += chunk;
+    for (const WideText chunk : current) made += chunk;
   }
   return lines;
 }
