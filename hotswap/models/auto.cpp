@@ -49,8 +49,8 @@ bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::D
                  .got = "plain weights",
                  .next = "leave keep_formats (--packed) unset"});
   }
-  return is_gguf && options.keep_formats.value_or((device.is_cpu() || options.few_rows) && requests_kernels(options) &&
-                                                  !names(options, "Linear"));
+  return is_packed && options.keep_formats.value_or((device.is_cpu() || options.few_rows) &&
+                                                    requests_kernels(options) && !names(options, "Linear"));
 }
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
