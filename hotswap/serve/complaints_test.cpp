@@ -163,7 +163,8 @@ TEST_F(ComplaintsOfForms, AnyJsonEnds) {
             {"response_format",
              {{"type", "json_schema"}, {"json_schema", {{"name", "n"}, {"schema", OutJson::object()}}}}}});
   EXPECT_EQ(answer["choices"][0]["finish_reason"], "stop") << answer;
-  EXPECT_EQ(OutJson::parse(answer["choices"][0]["message"]["content"].get<std::string>()), 111111111111111) << answer;
+  EXPECT_TRUE(OutJson::parse(answer["choices"][0]["message"]["content"].get<std::string>()).is_number()) << answer;
+  EXPECT_LT(answer["usage"]["completion_tokens"], 40) << answer;
 }
 
 }  // namespace
