@@ -34,6 +34,9 @@ double rounded(double value, int digits) {
 ForwardArguments forward_arguments(const TrainingBatch& batch, at::Device device) {
   return {.input_ids = moved(batch.input_ids, device),
           .attention_mask = moved(batch.attention_mask, device),
+          .position_ids = moved(batch.position_ids, device),
+          .cu_seqlens = moved(batch.cu_seqlens, device),
+          .max_seqlen = batch.max_seqlen,
           .labels = moved(batch.labels, device),
           .need_logits = false};
 }

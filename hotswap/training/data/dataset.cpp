@@ -1,13 +1,12 @@
 #include "hotswap/training/data/dataset.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/ne.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/sha256.h"
 
 namespace hotswap {
 namespace {
@@ -18,6 +17,10 @@ void check_example(int64_t example, int64_t size) {
                .wanted = cat("an example below ", size),
                .got = cat(example),
                .next = "use examples of this dataset"});
+}
+
+std::span<const uint8_t> bytes_of(const std::vector<int64_t>& ids) {
+  return {reinterpret_cast<const uint8_t*>(ids.data()), ids.size() * sizeof(int64_t)};
 }
 
 }  // namespace
@@ -42,6 +45,10 @@ TrainingBatch PackedDataset::batch(const std::vector<int64_t>& examples) const {
   return {.input_ids = ids, .labels = ids};
 }
 
+std::string PackedDataset::fingerprint() const {
+  return cat("packed ", length_, " ", to_hex(sha256(bytes_of(stream_))));
+}
+
 ExampleDataset::ExampleDataset(std::vector<Example> examples, int64_t pad_id)
     : examples_(std::move(examples)), pad_id_(pad_id) {
   for (const Example& example : examples_) {
@@ -60,9 +67,14 @@ TrainingBatch ExampleDataset::batch(const std::vector<int64_t>& examples) const 
     time = std::max(time, examples_[static_cast<size_t>(example)].ids.size());
   }
   const auto rows = static_cast<int64_t>(examples.size()), columns = static_cast<int64_t>(time);
-  TrainingBatch batch{.input_ids = at::full({rows, columns}, pad_id_, at::TensorOptions(at::kLong)),
-                      .labels = at::full({rows, columns}, -100, at::TensorOptions(at::kLong))};
-  const Tensor mask = at::zeros({rows, columns}, at::TensorOptions(at::kLong));
+  // Without torch's loops, whose threads belong to the forward that runs meanwhile.
+  const auto filled = [&](int64_t value) {
+    Tensor tensor = at::empty({rows, columns}, at::TensorOptions(at::kLong));
+    std::fill_n(tensor.mutable_data_ptr<int64_t>(), rows * columns, value);
+    return tensor;
+  };
+  TrainingBatch batch{.input_ids = filled(pad_id_), .labels = filled(-100)};
+  const Tensor mask = filled(0);
   bool padded = false;
   for (size_t row = 0; row < examples.size(); ++row) {
     const Example& example = examples_[static_cast<size_t>(examples[row])];
@@ -74,6 +86,17 @@ TrainingBatch ExampleDataset::batch(const std::vector<int64_t>& examples) const 
   }
   if (padded) batch.attention_mask = mask;  // without one, kernels need not look
   return batch;
+}
+
+std::string ExampleDataset::fingerprint() const {
+  std::vector<uint8_t> digests;
+  for (const Example& example : examples_) {
+    for (const auto* values : {&example.ids, &example.labels}) {
+      const Sha256 digest = sha256(bytes_of(*values));
+      digests.insert(digests.end(), digest.begin(), digest.end());
+    }
+  }
+  return cat("examples ", to_hex(sha256(digests)));
 }
 
 int64_t label_count(const TrainingBatch& batch) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
 
 namespace hotswap {
@@ -13,13 +14,20 @@ struct TrainingBatch {
   Tensor input_ids;            // [examples, time] int64
   Tensor labels;               // the same shape, -100 where a token does not count; the model shifts them
   Tensor attention_mask = {};  // the same shape int64, 0 where a row is padded; undefined: no row is
+  // Of documents that stand one after the other in a single row, [1, time]: see ForwardArguments. Else undefined.
+  Tensor position_ids = {};  // [1, time] int64, from 0 in each document
+  Tensor cu_seqlens = {};    // [documents + 1] int32
+  int64_t max_seqlen = 0;    // the longest document
 };
 
 class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;  // examples
+  // Called from a thread of its own, one call at a time, while the update before runs.
   virtual TrainingBatch batch(const std::vector<int64_t>& examples) const = 0;
+  // A hash by which a resumed run sees that it has the same examples. Empty: not known, and not compared.
+  virtual std::string fingerprint() const { return {}; }
 };
 
 // Documents joined into one stream of token ids and cut into examples of equal length: nothing is padded, every token
@@ -30,6 +38,7 @@ class PackedDataset final : public Dataset {
   PackedDataset(std::vector<int64_t> stream, int64_t example_length);
   int64_t size() const override { return static_cast<int64_t>(stream_.size()) / length_; }
   TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+  std::string fingerprint() const override;
 
  private:
   std::vector<int64_t> stream_;
@@ -48,6 +57,7 @@ class ExampleDataset final : public Dataset {
   ExampleDataset(std::vector<Example> examples, int64_t pad_id);
   int64_t size() const override { return static_cast<int64_t>(examples_.size()); }
   TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+  std::string fingerprint() const override;
   const std::vector<Example>& examples() const { return examples_; }
 
  private:

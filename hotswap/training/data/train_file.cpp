@@ -6,6 +6,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/training/data/example_of.h"
+#include "hotswap/training/data/token_file.h"
 
 namespace hotswap {
 namespace {
@@ -101,7 +102,8 @@ TrainFile read_lines(const fs::path& file, const Tokenizer& tokenizer, const Tra
     }
     Example example = example_of(json, tokenizer, options.chat ? &*options.chat : nullptr);
     const auto limit = static_cast<size_t>(options.max_length);
-    if (example.ids.size() > limit) {
+    const bool whole = options.packing == Packing::kWrapped || options.packing == Packing::kBestFitSplit;
+    if (example.ids.size() > limit && !whole) {
       ++read.cut;
       example.ids.resize(limit);
       example.labels.resize(limit);
@@ -123,7 +125,20 @@ TrainFile read_lines(const fs::path& file, const Tokenizer& tokenizer, const Tra
                                                         options.max_length, " tokens")
                                                   : "no line with an example");
   }
-  read.dataset = std::make_shared<ExampleDataset>(std::move(examples), options.pad_id);
+  if (options.packing == Packing::kNone) {
+    read.dataset = std::make_shared<ExampleDataset>(std::move(examples), options.pad_id);
+    return read;
+  }
+  read.packed = static_cast<int64_t>(examples.size());
+  read.dataset = packed_examples(std::move(examples), options.packing, options.max_length);
+  return read;
+}
+
+TrainFile read_tokens(const fs::path& file, const TrainFileOptions& options) {
+  const auto tokens = std::make_shared<TokenFile>(file);
+  const int64_t size = tokens->size(), length = std::min(options.max_length, std::max<int64_t>(2, size));
+  TrainFile read{.tokens = size - size % length, .learned = size - size % length, .dropped = size % length};
+  read.dataset = std::make_shared<TokenFileDataset>(tokens, length, options.vocab_size);
   return read;
 }
 
@@ -137,10 +152,17 @@ TrainFile read_train_file(const fs::path& file, const Tokenizer& tokenizer, cons
                  .next = "leave it out to take its default"});
   }
   const std::string kind = file.extension().string();
+  if (options.packing != Packing::kNone && kind != ".jsonl" && kind != ".json") {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "examples to pack, in a file .jsonl",
+                 .got = cat(file.string(), ", which is one stream, cut into pieces of --max-length"),
+                 .next = "leave --packing out"});
+  }
+  if (kind == ".bin") return read_tokens(file, options);
   if (kind == ".txt") return read_text(file, tokenizer, options);
   if (kind == ".jsonl" || kind == ".json") return read_lines(file, tokenizer, options);
   throw Error({.kind = ErrorKind::kInvalidArgument,
-               .wanted = "a file of text, .txt, or of examples, .jsonl",
+               .wanted = "a file of text, .txt, of examples, .jsonl, or of tokens, .bin",
                .got = file.string(),
                .next = "rename it, or write one JSON object a line"});
 }
