@@ -11,6 +11,7 @@ with the traceback where a family fails, and OUT/<family>/<case>/expected.safete
     aux_loss, loss_with_aux, router_logits.<layer>, aux_grad.<parameter>, masked_aux_loss    of mixtures of experts that
                                           have an auxiliary loss
     prompt [1, n], greedy [1, n + new]    generate(do_sample=False)
+and OUT/<family>/<case>/parameters.json: the parameters' names in the order that an optimizer's states have.
 One process for all families: importing transformers is the slow part.
 """
 
@@ -85,6 +86,8 @@ def write_case(folder, config, time):
     randomise(model)
     model.eval()
     model.save_pretrained(folder)
+    with open(os.path.join(folder, "parameters.json"), "w") as f:
+        json.dump([name for name, _ in model.named_parameters()], f)
     ids = torch.randint(3, config.vocab_size, (2, time))
     labels = ids.clone()
     labels[0, 1:3] = -100

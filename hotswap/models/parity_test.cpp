@@ -368,6 +368,13 @@ void expect_values(const Case& c, const PretrainedOptions& options) {
   EXPECT_LE(relative_max(masked * visible, c.want("masked_logits") * visible), 1e-4);
 }
 
+// Optimizer states are exchanged with torch by the order of parameters.
+void expect_order(const Case& c, const PretrainedOptions& options) {
+  std::vector<std::string> names;
+  c.load(options)->each_parameter([&](const std::string& name, Tensor&) { names.push_back(name); });
+  EXPECT_EQ(names, Json::read(c.folder() / "parameters.json").as<std::vector<std::string>>());
+}
+
 // Of mixtures of experts: each router's logits, and a loss that asks for even use of the experts. Float32 sums in
 // another order: as above.
 void expect_auxiliary_loss(const Case& c, const PretrainedOptions& options) {
@@ -427,6 +434,8 @@ class Parity : public testing::TestWithParam<Configuration> {
 TEST_P(Parity, Stock) { expect_parity({}); }
 TEST_P(Parity, StockEager) { expect_parity({.attn_implementation = "eager"}); }
 TEST_P(Parity, Kernelized) { expect_parity({.use_kernels = true}); }
+
+TEST_P(Parity, ParametersHaveTransformersOrder) { expect_order(*case_, {}); }
 
 // Every operation rounds where transformers' does; what is left is the order of summation inside one product. Some of
 // its models give the same logits as float32.
