@@ -23,7 +23,7 @@ NOT_OURS = re.compile(
     r"""^(kernels-community|[Oo]rg|acme|Qwen|HuggingFaceTB|ATen|torch|c10|transformers|nlohmann|out|include|lib|share
     |lib64|bin|usr|tmp|dev|proc|sys|\.cache|origin|application|config\.json|tokenizer\.json|tokenizer_config\.json
     |generation_config\.json|adapter_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf
-    |args\.json|trainer_state\.json|training_arguments\.json|metadata\.json|hotswap\.toml|_ops\.py)(/|$)""",
+    |args\.json|trainer_state\.json|training_arguments\.json|hotswap_state\.json|metadata\.json|hotswap\.toml|_ops\.py)(/|$)""",
     re.VERBOSE,
 )
 LONGEST = 160  # characters of a line that is not of a table

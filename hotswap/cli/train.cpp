@@ -27,6 +27,8 @@ struct TrainFlags {
   std::string train_file, eval_file, arguments_file;
   std::map<std::string, std::string> arguments;  // of flags: the name and its value as it was written
   int64_t max_length = 1024;
+  bool packing = false;
+  std::string packing_strategy = "bfd";
   bool json = false;
 };
 
@@ -58,7 +60,7 @@ void check_free(const fs::path& output) {
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "an output folder that does not exist yet, or is empty",
                .got = output.string(),
-               .next = "name another one, or remove it; a run is not resumed"});
+               .next = "name another one, remove it, or go on from its last checkpoint by --resume_from_checkpoint"});
 }
 
 ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments) {
@@ -78,13 +80,15 @@ TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source,
   const SpecialIds& special = tokenizer.special_ids();
   return {.max_length = flags.max_length,
           .chat = find_chat_template(source),
-          .pad_id = special.pad.value_or(special.eos.value_or(0))};
+          .pad_id = special.pad.value_or(special.eos.value_or(0)),
+          .packing = flags.packing ? packing_from(flags.packing_strategy) : Packing::kNone,
+          .vocab_size = Json::read(fs::path(source.model) / "config.json").get<int64_t>("vocab_size", 0)};
 }
 
 void train_verb(const TrainFlags& flags) {
   const TrainingArguments arguments = arguments_of(flags);
   const fs::path output = arguments.output_dir;
-  check_free(output);  // before anything is read
+  if (arguments.resume_from_checkpoint.empty()) check_free(output);  // before anything is read
   const ModelFlags source = source_of(flags, arguments);
   const Tokenizer tokenizer = load_tokenizer(source);
   const TrainFileOptions options = file_options(flags, source, tokenizer);
@@ -154,8 +158,10 @@ void add_train(CLI::App& app) {
   verb->add_option("--model,model", flags->model.model, "Folder of the model, or org/name on the Hub")
       ->required()
       ->type_name("DIR|ID");
-  verb->add_option("--train-file", flags->train_file,
-                   "Text (.txt), or a JSON object a line (.jsonl): text, prompt and completion, or messages")
+  verb->add_option(
+          "--train-file", flags->train_file,
+          "Text (.txt), a JSON object a line (.jsonl): text, prompt and completion, or messages; or token ids\n"
+          "of Megatron or llm.c (.bin)")
       ->required()
       ->type_name("FILE");
   verb->add_option("--eval-file", flags->eval_file, "The same, held out: evaluated at the end and by --eval-strategy")
@@ -164,6 +170,12 @@ void add_train(CLI::App& app) {
       ->type_name("FILE");
   verb->add_option("--max-length", flags->max_length, "Tokens of an example; of a text, of each piece")
       ->check(above_zero())
+      ->capture_default_str();
+  verb->add_flag("--packing", flags->packing,
+                 "Pack examples of .jsonl into rows of --max-length, where they do not see each other");
+  verb->add_option("--packing-strategy,--packing_strategy", flags->packing_strategy,
+                   "As TRL's SFTConfig: bfd, bfd_split (longer examples in pieces), wrapped (one stream)")
+      ->check(CLI::IsMember({"bfd", "bfd_split", "wrapped"}))
       ->capture_default_str();
   verb->add_option("--revision", flags->model.revision, "Branch, tag or commit of a model of the Hub")
       ->capture_default_str();

@@ -22,6 +22,7 @@ std::string number(double value) {
 void print_file(const std::string& name, const TrainFile& file) {
   std::string line =
       cat(name, ": ", file.dataset->size(), " examples, ", file.tokens, " tokens, ", file.learned, " learned");
+  if (file.packed > 0) line += cat("; packed from ", file.packed);
   if (file.cut > 0) line += cat("; ", file.cut, " cut at --max-length");
   if (file.dropped > 0) line += cat("; ", file.dropped, " dropped");
   std::fprintf(stderr, "%s\n", line.c_str());
@@ -59,8 +60,10 @@ void print_result(const TrainResult& r) {
     return;
   }
   if (!r.kernels.rows.empty()) std::cout << r.kernels << "\n";
-  std::cout << r.output.string() << ": " << r.result.steps.size() << " updates, loss "
-            << number(r.result.steps.front().loss) << " -> " << number(r.result.steps.back().loss);
+  std::cout << r.output.string() << ": " << r.result.steps.size() << " updates";
+  if (!r.result.steps.empty()) {
+    std::cout << ", loss " << number(r.result.steps.front().loss) << " -> " << number(r.result.steps.back().loss);
+  }
   if (r.evaluated) std::cout << ", held out " << number(r.evaluated->eval_loss);
   std::cout << "; " << number(r.result.train_tokens_per_second()) << " tokens/s, peak "
             << number(static_cast<double>(r.result.peak_memory) / 1e9) << " GB" << std::endl;

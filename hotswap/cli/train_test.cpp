@@ -1,5 +1,6 @@
 // hotswap train as a script runs it.
 #include <cmath>
+#include <cstring>
 
 #include "hotswap/cli/test_program.h"
 
@@ -86,6 +87,52 @@ TEST_F(Train, SaysWhatIsWrong) {
   fs::create_directories(file("out"));
   write_file(file("out") / "note", "mine");
   fails(call("--max-steps 1"), {"is empty", "out"});
+}
+
+// What a script that is killed and started again sees.
+TEST_F(Train, Resumes) {
+  const std::string line =
+      call("--max-steps 6 --save-steps 2 --logging-steps 1 --per-device-train-batch-size 2 --use-cpu");
+  ASSERT_EQ(run(line).status, 0);
+  const auto bytes = [&](const char* name) { return read_file(file("out") / name); };
+  const std::string weights = bytes("model.safetensors"), states = bytes("checkpoint-6/optimizer.pt");
+  Outcome again = run(line);
+  EXPECT_NE(again.status, 0);
+  expect_has(again.err, {"--resume_from_checkpoint"});
+  fs::remove_all(file("out") / "checkpoint-6");
+  fs::resize_file(file("out") / "checkpoint-4" / "scheduler.pt", 100);
+  again = run(line + " --resume_from_checkpoint true");
+  ASSERT_EQ(again.status, 0) << again.err;
+  expect_has(again.err, {"checkpoint-4 is left out", "scheduler.pt", "3/6  loss", "6/6  loss"});
+  EXPECT_EQ(bytes("model.safetensors"), weights);
+  EXPECT_EQ(bytes("checkpoint-6/optimizer.pt"), states);
+  again = run(line + " --resume-from-checkpoint " + (file("out") / "checkpoint-6").string());
+  ASSERT_EQ(again.status, 0) << again.err;
+  expect_has(again.out, {"0 updates"});
+  again = run(line + " --seed 3 --resume-from-checkpoint");
+  EXPECT_NE(again.status, 0);
+  expect_has(again.err, {"seed 42", "got 3"});
+}
+
+TEST_F(Train, PacksExamplesAndReadsTokenFiles) {
+  write_file(file("a.jsonl"), "{\"text\": \"You may\"}\n{\"text\": \"the Work\"}\n{\"text\": \"this License\"}\n");
+  const std::string rest = " --output-dir " + out() + " --max-steps 2 --save-strategy no --train-file ";
+  const Outcome packed = run("train " + model() + rest + file("a.jsonl").string() + " --packing --max-length 64");
+  ASSERT_EQ(packed.status, 0) << packed.err;
+  expect_has(packed.err, {"a.jsonl: 1 examples", "packed from 3"});
+  fs::remove_all(file("out"));
+  std::string tokens(1024, '\0');
+  const int32_t header[] = {20240520, 1, 40};
+  std::memcpy(tokens.data(), header, sizeof header);
+  for (int i = 0; i < 40; ++i) tokens += {static_cast<char>(3 + i), '\0'};
+  write_file(file("a.bin"), tokens);
+  const Outcome binary = run("train " + model() + rest + file("a.bin").string() + " --max-length 16");
+  ASSERT_EQ(binary.status, 0) << binary.err;
+  expect_has(binary.err, {"a.bin: 2 examples, 32 tokens", "8 dropped"});
+  fs::remove_all(file("out"));
+  const Outcome wrong = run("train " + model() + rest + file("a.bin").string() + " --packing");
+  EXPECT_NE(wrong.status, 0);
+  expect_has(wrong.err, {"examples to pack", "a.bin"});
 }
 
 // A loss that is no number ends the run; what was saved before is whole.

@@ -6,6 +6,7 @@
 #include "hotswap/models/liger.h"
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/resume.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_state.h"
 #include "hotswap/training/training_loop.h"
@@ -88,13 +89,16 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
   if (arguments_.use_liger_kernel) apply_liger_kernel(*model_, arguments_.liger_kernel_config);
 }
 
-TrainOutput Trainer::train() {
+TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
+  const std::string& from = resume_from_checkpoint.empty() ? arguments_.resume_from_checkpoint : resume_from_checkpoint;
+  const fs::path resume = from.empty() ? fs::path() : checkpoint_to_resume(from, arguments_.output_dir);
   TrainingLoop loop({.model = *model_,
                      .arguments = arguments_,
                      .train_dataset = *train_dataset_,
                      .parts = parts_,
                      .state = state_,
-                     .control = control_});
+                     .control = control_,
+                     .resume = resume});
   return loop.run();
 }
 

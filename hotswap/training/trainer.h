@@ -23,7 +23,10 @@ class Trainer {
 
   // The model is left in training mode. Error when a loss or a gradient is not finite; the weights are then those of
   // the last update with finite ones.
-  TrainOutput train();
+  // resume_from_checkpoint: see TrainingArguments, whose value counts where this one is empty. The run goes on from the
+  // exact example, and on a CPU to the bit as one that was never interrupted. Error where the checkpoint is not whole,
+  // of another model, optimizer or data.
+  TrainOutput train(const std::string& resume_from_checkpoint = {});
   // Of the eval_dataset, without gradients, in evaluation mode; the mode is as before again. Goes into the log, too.
   EvalMetrics evaluate();
   // As Trainer.save_model and Trainer.save_state: into the folder, or output_dir.

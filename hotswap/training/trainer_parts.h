@@ -45,6 +45,8 @@ struct TrainerState {
   // logging_steps and so on as counts.
   void set_steps(const TrainingArguments& arguments);
   nlohmann::json to_json(const TrainerControl& control) const;
+  // Of a trainer_state.json, ours or transformers'; keys that are not read here are left out.
+  static TrainerState read(const std::filesystem::path& file);
   void save(const std::filesystem::path& file, const TrainerControl& control) const;
 };
 

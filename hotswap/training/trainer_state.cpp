@@ -5,6 +5,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/json.h"
 #include "hotswap/base/nearest_name.h"
 
 namespace hotswap {
@@ -58,6 +59,27 @@ nlohmann::json TrainerState::to_json(const TrainerControl& control) const {
 
 void TrainerState::save(const std::filesystem::path& file, const TrainerControl& control) const {
   write_file(file, to_json(control).dump(2) + "\n");
+}
+
+TrainerState TrainerState::read(const std::filesystem::path& file) {
+  const Json json = Json::read(file);
+  TrainerState state{.epoch = json.get<double>("epoch", 0),
+                     .global_step = json.at<int64_t>("global_step"),
+                     .max_steps = json.at<int64_t>("max_steps"),
+                     .num_train_epochs = static_cast<int64_t>(json.get<double>("num_train_epochs", 0)),
+                     .train_batch_size = json.get<int64_t>("train_batch_size", 0),
+                     .logging_steps = json.get<int64_t>("logging_steps", 500),
+                     .eval_steps = json.get<int64_t>("eval_steps", 500),
+                     .save_steps = json.get<int64_t>("save_steps", 500),
+                     .num_input_tokens_seen = json.get<int64_t>("num_input_tokens_seen", 0),
+                     .total_flos = json.get<double>("total_flos", 0)};
+  for (const Json& entry : json.child("log_history").elements()) {
+    state.log_history.push_back(nlohmann::json::parse(entry.raw().dump()));
+  }
+  if (const auto metric = json.find("best_metric")) state.best_metric = metric->as<double>();
+  if (const auto step = json.find("best_global_step")) state.best_global_step = step->as<int64_t>();
+  if (const auto best = json.find("best_model_checkpoint")) state.best_model_checkpoint = best->as<std::string>();
+  return state;
 }
 
 void decide_after_step(const TrainingArguments& a, const TrainerState& state, TrainerControl& control) {

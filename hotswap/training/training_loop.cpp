@@ -84,44 +84,63 @@ TrainOutput TrainingLoop::run() {
               .train_batch_size = s_.arguments.per_device_train_batch_size};
   s_.state.set_steps(s_.arguments);
   s_.control = {};
+  if (!s_.resume.empty()) restore();
   s_.model.train();
   start_ = last_step_ = Clock::now();
   each_callback([&](TrainerCallback& callback) { callback.on_train_begin(event()); });
-  if (s_.arguments.eval_on_start) evaluate();
-  for (int64_t epoch = 0; epoch < counts_.epochs && !s_.control.should_training_stop; ++epoch) run_epoch(epoch);
+  if (s_.arguments.eval_on_start && s_.resume.empty()) evaluate();
+  const Position first = position_;
+  s_.control.should_training_stop = s_.state.global_step >= counts_.updates && first.epoch_ended;
+  for (int64_t epoch = first.epoch + (first.epoch_ended ? 1 : 0);
+       epoch < counts_.epochs && !s_.control.should_training_stop; ++epoch) {
+    run_epoch(epoch, epoch == first.epoch ? first.batches : 0);
+  }
   settle();
   finish();
   return std::move(out_);
 }
 
-void TrainingLoop::run_epoch(int64_t epoch) {
+void TrainingLoop::run_epoch(int64_t epoch, int64_t first_batch) {
   const TrainingArguments& a = s_.arguments;
   s_.control.should_epoch_stop = false;
   each_callback([&](TrainerCallback& callback) { callback.on_epoch_begin(event()); });
   const auto order = epoch_order(s_.train_dataset.size(), sampling_strategy_from(a.train_sampling_strategy),
                                  a.data_seed.value_or(a.seed), epoch);
   const auto batches = batches_of(order, a.per_device_train_batch_size, a.dataloader_drop_last);
-  const auto group = static_cast<size_t>(a.gradient_accumulation_steps);
-  for (size_t at = 0; at < batches.size(); at += group) {
-    const size_t end = std::min(batches.size(), at + group);
-    const auto first = batches.begin() + static_cast<std::ptrdiff_t>(at);
+  auto at = static_cast<size_t>(first_batch);
+  BatchesAhead ahead(s_.train_dataset, updates_from(batches, at));
+  while (ahead.left() > 0) {
     each_callback([&](TrainerCallback& callback) { callback.on_step_begin(event()); });
-    update({first, first + static_cast<std::ptrdiff_t>(end - at)});
+    const auto read = ahead.next();
+    update(read);
+    at += read.size();
     s_.state.epoch =
-        static_cast<double>(epoch) + static_cast<double>(end) / static_cast<double>(counts_.forwards_in_epoch);
+        static_cast<double>(epoch) + static_cast<double>(at) / static_cast<double>(counts_.forwards_in_epoch);
+    position_ = {.epoch = epoch, .batches = static_cast<int64_t>(at)};
     after_update();
     if (s_.control.should_epoch_stop || s_.control.should_training_stop) break;
   }
   s_.control.should_log = s_.control.should_evaluate = s_.control.should_save = false;
+  position_.epoch_ended = true;
   decide_after_epoch(a, s_.state, s_.control);
   each_callback([&](TrainerCallback& callback) { callback.on_epoch_end(event()); });
   act();
 }
 
-void TrainingLoop::update(const std::vector<std::vector<int64_t>>& examples) {
-  std::vector<TrainingBatch> batches;
-  batches.reserve(examples.size());
-  for (const auto& one : examples) batches.push_back(s_.train_dataset.batch(one));
+// The updates that an epoch's batches from `first` on make, of which no more are read than there are to do.
+std::vector<BatchesAhead::Update> TrainingLoop::updates_from(const std::vector<std::vector<int64_t>>& batches,
+                                                             size_t first) const {
+  std::vector<BatchesAhead::Update> updates;
+  const auto group = static_cast<size_t>(s_.arguments.gradient_accumulation_steps);
+  const auto left = static_cast<size_t>(std::max<int64_t>(0, counts_.updates - s_.state.global_step));
+  for (size_t at = first; at < batches.size() && updates.size() < left; at += group) {
+    const auto begin = batches.begin() + static_cast<std::ptrdiff_t>(at);
+    updates.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(std::min(group, batches.size() - at)));
+  }
+  return updates;
+}
+
+void TrainingLoop::update(const std::vector<TrainingBatch>& batches) {
   const Tensor loss = forward_backward(batches);
 
   AdamW& optimizer = *s_.parts.optimizer;
@@ -182,6 +201,8 @@ void TrainingLoop::settle() {
     check_finite(one.step, "loss", one.step.loss);
     check_finite(one.step, "gradient norm", one.step.grad_norm);
     loss_since_log_ += one.step.loss;
+    last_grad_norm_ = one.step.grad_norm;
+    last_rate_ = one.step.learning_rate;
     out_.steps.push_back(one.step);
   }
   pending_.clear();

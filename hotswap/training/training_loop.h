@@ -3,6 +3,7 @@
 
 #include <chrono>
 
+#include "hotswap/training/data/batches_ahead.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_parts.h"
 
@@ -17,6 +18,7 @@ class TrainingLoop {
     TrainerParts& parts;
     TrainerState& state;
     TrainerControl& control;
+    std::filesystem::path resume = {};  // a checkpoint; empty: from the beginning
   };
   explicit TrainingLoop(const Setup& setup);
   TrainOutput run();
@@ -36,8 +38,15 @@ class TrainingLoop {
     Tensor loss, norm;  // [] float32
   };
 
-  void run_epoch(int64_t epoch);
-  void update(const std::vector<std::vector<int64_t>>& examples);
+  // Where a run is in its data: what the next update begins with.
+  struct Position {
+    int64_t epoch = 0, batches = 0;  // batches of this epoch that were read
+    bool epoch_ended = false;        // and logged, evaluated and saved as the arguments have it
+  };
+
+  void run_epoch(int64_t epoch, int64_t first_batch);
+  std::vector<BatchesAhead::Update> updates_from(const std::vector<std::vector<int64_t>>& batches, size_t first) const;
+  void update(const std::vector<TrainingBatch>& batches);
   Tensor forward_backward(const std::vector<TrainingBatch>& batches);
   void settle();  // reads what is pending; Error where a value is not finite
   void after_update();
@@ -46,6 +55,11 @@ class TrainingLoop {
   void log(nlohmann::json entry);
   void evaluate();
   void save_checkpoint();
+  // Of training_loop_resume.cpp: what a checkpoint has beside the model, and back.
+  void save_progress(const std::filesystem::path& folder);
+  void restore();
+  void check_same_data(const std::filesystem::path& folder) const;
+  double next_rate() const;
   void finish();
   void load_best_model();
   int64_t tokens_in(const std::vector<TrainingBatch>& batches) const;
@@ -61,10 +75,12 @@ class TrainingLoop {
   TrainOutput out_;
   std::vector<Pending> pending_;
   Clock::time_point start_, last_step_;
-  double flos_a_token_ = 0;    // of forward and backward
-  double loss_since_log_ = 0;  // summed over the updates since then
-  int64_t last_logged_ = 0;    // the step
+  double flos_a_token_ = 0;                    // of forward and backward
+  double loss_since_log_ = 0;                  // summed over the updates since then
+  int64_t last_logged_ = 0;                    // the step
+  double last_grad_norm_ = 0, last_rate_ = 0;  // of the last update, for its entry of the log
   double total_loss_ = 0;
+  Position position_;
 };
 
 }  // namespace hotswap

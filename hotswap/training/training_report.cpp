@@ -1,14 +1,13 @@
 // What the loop does between updates: the log, evaluations, checkpoints, and the end of a run.
-#include <ATen/core/grad_mode.h>
-
 #include <filesystem>
-#include <map>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/file.h"
+#include "hotswap/base/log.h"
 #include "hotswap/base/memory.h"
-#include "hotswap/models/auto.h"
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/resume.h"
 #include "hotswap/training/trainer_state.h"
 #include "hotswap/training/training_loop.h"
 
@@ -25,10 +24,9 @@ void TrainingLoop::act() {
 void TrainingLoop::log_training() {
   if (s_.state.global_step <= last_logged_) return;
   settle();
-  const TrainingStep& last = out_.steps.back();
   nlohmann::json entry = {{"loss", loss_since_log_ / static_cast<double>(s_.state.global_step - last_logged_)},
-                          {"grad_norm", last.grad_norm},
-                          {"learning_rate", last.learning_rate}};
+                          {"grad_norm", last_grad_norm_},
+                          {"learning_rate", last_rate_}};
   if (s_.arguments.include_num_input_tokens_seen != "no") {
     const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
     entry["train_runtime"] = rounded(runtime, 4);
@@ -83,6 +81,8 @@ void TrainingLoop::save_checkpoint() {
   write_checkpoint(checkpoint_folder(output, state.global_step), [&](const fs::path& folder) {
     s_.model.save_pretrained(folder);
     state.save(folder / "trainer_state.json", s_.control);
+    write_file(folder / "training_arguments.json", to_json(s_.arguments).dump(2) + "\n");
+    if (!s_.arguments.save_only_model) save_progress(folder);
   });
   if (s_.arguments.save_total_limit) {
     drop_old_checkpoints(output, *s_.arguments.save_total_limit, state.best_model_checkpoint.value_or(""));
@@ -112,13 +112,11 @@ void TrainingLoop::finish() {
   each_callback([&](TrainerCallback& callback) { callback.on_train_end(event()); });
 }
 
+// As transformers: without its folder the last weights stay, and a warning names it.
 void TrainingLoop::load_best_model() {
-  const at::NoGradGuard no_grad;
-  const auto best =
-      AutoModelForCausalLM::from_pretrained(*s_.state.best_model_checkpoint, {.device_map = s_.model.device().str()});
-  std::map<std::string, Tensor> tensors;
-  best->each_tensor([&](const std::string& name, Tensor& tensor) { tensors.emplace(name, tensor); });
-  s_.model.each_tensor([&](const std::string& name, Tensor& tensor) { tensor.detach().copy_(tensors.at(name)); });
+  const fs::path best = *s_.state.best_model_checkpoint;
+  if (fs::is_directory(best)) return load_weights(s_.model, best);
+  log_warning("the best model, ", best.string(), ", is not there any more: the model keeps its last weights");
 }
 
 }  // namespace hotswap

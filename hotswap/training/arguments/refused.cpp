@@ -102,9 +102,6 @@ const std::vector<Refusal>& refusals() {
       {"debug", "", "there is no such mode", {Value::array()}},
       {"skip_memory_metrics", true, "the peak of memory is printed by itself"},
       {"local_rank", -1, "one process trains", {0}},
-      {"save_only_model", false, "with save_strategy no the output folder has only the model"},
-      {"ignore_data_skip", false, "no run is resumed"},
-      {"resume_from_checkpoint", nullptr, "no run is resumed", {false}},
   };
   return rows;
 }

@@ -76,6 +76,21 @@ Honoured tokens_seen() {
   return row;
 }
 
+Honoured resume_from() {
+  Honoured row = honoured("resume_from_checkpoint", &Args::resume_from_checkpoint,
+                          "A checkpoint's folder to go on from; true: the last whole one of output_dir");
+  row.set = [](Args& a, const Json& json) {
+    a.resume_from_checkpoint = !json.is_bool() ? json.as<std::string>() : json.as<bool>() ? "true" : "";
+    if (a.resume_from_checkpoint == "True") a.resume_from_checkpoint = "true";
+  };
+  row.get = [](const Args& a) {
+    if (a.resume_from_checkpoint.empty()) return Value(nullptr);
+    return a.resume_from_checkpoint == "true" ? Value(true) : Value(a.resume_from_checkpoint);
+  };
+  row.is_switch = true;
+  return row;
+}
+
 const std::vector<Honoured>& honoured_rows() {
   static const std::vector<Honoured> rows = {
       honoured("output_dir", &Args::output_dir, "Folder of checkpoints, the log and the trained model"),
@@ -113,9 +128,12 @@ const std::vector<Honoured>& honoured_rows() {
       honoured("save_strategy", &Args::save_strategy, "no, steps, epoch, best"),
       steps("save_steps", &Args::save_steps, "Updates from one checkpoint to the next"),
       honoured("save_total_limit", &Args::save_total_limit, "Checkpoints that are kept"),
+      honoured("save_only_model", &Args::save_only_model, "Checkpoints without what a resumed run needs"),
       honoured("load_best_model_at_end", &Args::load_best_model_at_end, "Go back to the best checkpoint at the end"),
       honoured("metric_for_best_model", &Args::metric_for_best_model, "eval_loss or eval_loss_per_token"),
       honoured("greater_is_better", &Args::greater_is_better, "Of that metric"),
+      resume_from(),
+      honoured("ignore_data_skip", &Args::ignore_data_skip, "A resumed run starts its epoch's data again"),
   };
   return rows;
 }

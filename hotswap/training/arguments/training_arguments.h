@@ -59,9 +59,14 @@ struct TrainingArguments {
   std::string save_strategy = "steps";  // no, steps, epoch, best
   double save_steps = 500;
   std::optional<int64_t> save_total_limit = std::nullopt;
+  bool save_only_model = false;  // checkpoints without what a resumed run needs
   bool load_best_model_at_end = false;
   std::optional<std::string> metric_for_best_model = std::nullopt;  // "loss" where the best model is loaded
   std::optional<bool> greater_is_better = std::nullopt;             // unset: where the metric is no loss
+
+  // A checkpoint's folder, or "true": the last whole one of output_dir. Empty: a new run.
+  std::string resume_from_checkpoint = {};
+  bool ignore_data_skip = false;  // a resumed run starts the present epoch's data again
 };
 
 // Over `base`. Error for a name that transformers has not, with the nearest one, and for a value that is not honoured.

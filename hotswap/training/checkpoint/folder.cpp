@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <regex>
 #include <set>
 #include <string>
 
@@ -49,13 +50,20 @@ fs::path checkpoint_folder(const fs::path& output, int64_t step) {
 }
 
 void write_checkpoint(const fs::path& target, const std::function<void(const fs::path& folder)>& write) {
-  fs::create_directories(target.parent_path());
-  const Staged staged(target);
-  fs::create_directories(staged.path());
-  write(staged.path());
-  sync_folder(staged.path());
-  staged.commit();
-  sync_folder(target.parent_path());
+  try {
+    fs::create_directories(target.parent_path());
+    const Staged staged(target);
+    fs::create_directories(staged.path());
+    write(staged.path());
+    sync_folder(staged.path());
+    staged.commit();
+    sync_folder(target.parent_path());
+  } catch (const fs::filesystem_error& error) {
+    throw Error({.kind = ErrorKind::kUnavailable,
+                 .wanted = cat("to write ", target.string()),
+                 .got = error.what(),
+                 .next = "check the free space of the disk; the checkpoint before it is whole"});
+  }
 }
 
 std::vector<int64_t> checkpoint_steps(const fs::path& output) {
@@ -67,6 +75,17 @@ std::vector<int64_t> checkpoint_steps(const fs::path& output) {
   }
   std::sort(steps.begin(), steps.end());
   return steps;
+}
+
+void remove_leftovers(const fs::path& output) {
+  static const std::regex kLeftover(
+      R"((checkpoint-.*\.[0-9a-f]{8}\.(incomplete|removed|replaced)|.*\.[0-9a-f]{8}\.tmp))");
+  if (!fs::is_directory(output)) return;
+  std::vector<fs::path> found;
+  for (const auto& entry : fs::directory_iterator(output)) {
+    if (std::regex_match(entry.path().filename().string(), kLeftover)) found.push_back(entry.path());
+  }
+  for (const fs::path& one : found) fs::remove_all(one);
 }
 
 void drop_old_checkpoints(const fs::path& output, int64_t limit, const fs::path& best) {

@@ -19,6 +19,10 @@ void write_checkpoint(const std::filesystem::path& target,
 // The steps of the checkpoints in a folder, ascending.
 std::vector<int64_t> checkpoint_steps(const std::filesystem::path& output);
 
+// Removes what a process that was killed while it wrote left under temporary names: checkpoint-*.<8 hex>.incomplete and
+// the like, and files *.<8 hex>.tmp.
+void remove_leftovers(const std::filesystem::path& output);
+
 // Keeps `limit` of them: the newest, the best one (empty: none), then those before the newest.
 void drop_old_checkpoints(const std::filesystem::path& output, int64_t limit, const std::filesystem::path& best);
 

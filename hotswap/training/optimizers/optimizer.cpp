@@ -52,6 +52,7 @@ AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options) : 
   for (const ParameterGroup& group : groups) {
     parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
     for (size_t i = 0; i < group.parameters.size(); ++i) states_.push_back({.weight_decay = group.weight_decay});
+    group_sizes_.push_back(group.parameters.size());
   }
   for (const Tensor& parameter : parameters_) {
     if (!parameter.is_floating_point()) {

@@ -58,6 +58,8 @@ class AdamW {
   const std::vector<Tensor>& parameters() const { return parameters_; }
   const std::vector<AdamWState>& states() const { return states_; }  // one for each parameter
   std::vector<AdamWState>& states() { return states_; }
+  // How many of the parameters, in their order, are of each group.
+  const std::vector<size_t>& group_sizes() const { return group_sizes_; }
   const AdamWOptions& options() const { return options_; }
 
  private:
@@ -66,6 +68,7 @@ class AdamW {
 
   std::vector<Tensor> parameters_;
   std::vector<AdamWState> states_;
+  std::vector<size_t> group_sizes_;
   AdamWOptions options_;
 };
 

@@ -1,0 +1,35 @@
+// optimizer.pt and scheduler.pt of a checkpoint, as torch.optim.AdamW's and LambdaLR's state_dict(). For sources of
+// this room.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "hotswap/training/optimizers/optimizer.h"
+
+namespace hotswap {
+
+struct LearningRates {
+  double peak = 0;  // initial_lr, and base_lrs of the schedule
+  double next = 0;  // of the update that follows
+};
+
+// `names` has one for each parameter, in the optimizer's order, which is transformers' for the same model. They are
+// written as param_names, which torch leaves as they are; a master copy is written as `master` beside a parameter's
+// exp_avg.
+void save_optimizer(const std::filesystem::path& file, const AdamW& optimizer, const std::vector<std::string>& names,
+                    const LearningRates& rates);
+
+// By the names of the file where it has them, else by order, which is how torch reads it. States get the dtype that the
+// optimizer's options have. Error where the file is of another optimizer, has other parameters or shapes, or settings
+// that are not the optimizer's: the Error names the parameter or the setting, and nothing has been changed then.
+void load_optimizer(const std::filesystem::path& file, AdamW& optimizer, const std::vector<std::string>& names,
+                    double peak_rate);
+
+void save_scheduler(const std::filesystem::path& file, size_t groups, int64_t updates, const LearningRates& rates);
+// Error unless the schedule has made `updates` steps.
+void check_scheduler(const std::filesystem::path& file, int64_t updates);
+
+}  // namespace hotswap
