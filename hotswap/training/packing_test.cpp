@@ -25,7 +25,7 @@ using test_support::message_of;
 using test_support::TempFolder;
 using Bins = std::vector<std::vector<int64_t>>;
 
-std::shared_ptr<CausalLM> tiny_model() {
+std::shared_ptr<CausalLM> packing_model() {
   const nlohmann::ordered_json config = {
       {"model_type", "llama"},         {"vocab_size", 16},         {"hidden_size", 16},       {"num_hidden_layers", 2},
       {"num_attention_heads", 2},      {"num_key_value_heads", 2}, {"intermediate_size", 24}, {"rms_norm_eps", 1e-5},
@@ -121,7 +121,7 @@ TEST(Packing, HasThePaddedRowsLossAndGradients) {
   ASSERT_LT(packed->size(), padded->size());
   const auto steps = [](std::shared_ptr<const Dataset> dataset) {
     TrainingArguments arguments{.per_device_train_batch_size = 6, .max_steps = 4, .learning_rate = 0.02};
-    return Trainer(tiny_model(), arguments, std::move(dataset)).train().steps;
+    return Trainer(packing_model(), arguments, std::move(dataset)).train().steps;
   };
   const auto one = steps(padded), other = steps(packed);
   for (size_t i = 0; i < one.size(); ++i) {

@@ -34,7 +34,7 @@ struct Size {
   int64_t hidden = 16, layers = 1;
 };
 
-std::shared_ptr<CausalLM> tiny_model(at::ScalarType dtype = at::kFloat, Size size = {}) {
+std::shared_ptr<CausalLM> resumed_model(at::ScalarType dtype = at::kFloat, Size size = {}) {
   const nlohmann::ordered_json config = {{"model_type", "llama"},         {"vocab_size", 16},
                                          {"hidden_size", size.hidden},    {"num_hidden_layers", size.layers},
                                          {"num_attention_heads", 2},      {"num_key_value_heads", 2},
@@ -90,7 +90,7 @@ struct Trained {
 };
 
 Trained run(const TrainingArguments& arguments, const std::string& resume = {}, at::ScalarType dtype = at::kFloat) {
-  Trained made{.model = tiny_model(dtype), .optimizer = nullptr, .state = {}};
+  Trained made{.model = resumed_model(dtype), .optimizer = nullptr, .state = {}};
   made.optimizer = make_optimizer(*made.model, arguments);
   Trainer trainer(made.model, arguments, rows(), {.eval_dataset = rows(3), .optimizer = made.optimizer});
   trainer.train(resume);
@@ -245,13 +245,13 @@ TEST_F(ResumeErrors, OtherDataAndOtherModels) {
   const auto train = [&](std::shared_ptr<CausalLM> model, std::shared_ptr<const Dataset> data) {
     return message_of([&] { Trainer(std::move(model), arguments_, std::move(data)).train(from); });
   };
-  expect_has(train(tiny_model(), rows(2)), {"the 11 training examples", "as many others"});
-  const auto model = tiny_model(at::kFloat, {.hidden = 32});
+  expect_has(train(resumed_model(), rows(2)), {"the 11 training examples", "as many others"});
+  const auto model = resumed_model(at::kFloat, {.hidden = 32});
   const Tensor before = model->parameters()[0].detach().clone();
   expect_has(train(model, rows()), {"model.embed_tokens.weight of shape [16, 32]", "[16, 16]", "checkpoint-2"});
   EXPECT_TRUE(at::equal(model->parameters()[0], before)) << "nothing was read";
-  expect_has(train(tiny_model(at::kFloat, {.layers = 2}), rows()), {"a tensor model.layers.1.", "none"});
-  const auto frozen = tiny_model();
+  expect_has(train(resumed_model(at::kFloat, {.layers = 2}), rows()), {"a tensor model.layers.1.", "none"});
+  const auto frozen = resumed_model();
   frozen->parameters()[0].requires_grad_(false);
   expect_has(train(frozen, rows()), {"the states of", "optimizer.pt"});
 }
@@ -305,7 +305,7 @@ int status_of(pid_t child) {
 
 void train_in_child(const TrainingArguments& arguments, const std::string& resume) {
   at::set_num_threads(1);
-  const auto model = tiny_model();
+  const auto model = resumed_model();
   Trainer trainer(model, arguments, rows());
   trainer.train(resume);
   trainer.save_model();

@@ -80,7 +80,7 @@ TEST_F(TorchFileTest, IsReadAgain) {
   expect_has(message_of([&] { read.root().at("scalars", "a.pt").text("a.pt: scalars"); }), {"a text", "a.pt: scalars"});
 }
 
-constexpr const char* kScript = R"(
+constexpr const char* kTorchScript = R"(
 import sys, zipfile, torch
 ours, theirs = sys.argv[1:]
 read = torch.load(ours, weights_only=True)
@@ -96,7 +96,7 @@ class TorchFileAndTorch : public test_support::WithTransformers<TorchFileTest> {
 TEST_F(TorchFileAndTorch, ReadEachOther) {
   const auto saved = tensors();
   write(file(), saved);
-  const auto run = test_support::run_script(folder_.write("script.py", kScript),
+  const auto run = test_support::run_script(folder_.write("script.py", kTorchScript),
                                             cat(file().string(), " ", (folder_ / "b.pt").string()));
   ASSERT_EQ(run.status, 0) << run.output;
   const TorchFile read(folder_ / "b.pt");

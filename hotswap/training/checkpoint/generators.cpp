@@ -51,7 +51,7 @@ at::Generator generator_of(at::Device device) {
   return device.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(device);
 }
 
-Tensor state_of(at::Device device) {
+Tensor generator_state(at::Device device) {
   at::Generator generator = generator_of(device);
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
@@ -83,10 +83,10 @@ void save_generators(const fs::path& file, at::Device device, int64_t seed) {
   out.number(0);
   out.end_tuple();
   out.text("cpu");
-  out.tensor(state_of(at::kCPU));
+  out.tensor(generator_state(at::kCPU));
   if (device.is_cuda()) {
     out.text("cuda");
-    out.tensor(state_of(device));
+    out.tensor(generator_state(device));
   }
   out.end_dict();
   writer.save(file);
@@ -97,7 +97,7 @@ void load_generators(const fs::path& file, at::Device device) {
   const auto load = [&](const char* key, at::Device of) {
     const PickleValue* state = read.root().find(key, file.string());
     if (state == nullptr || !std::holds_alternative<Tensor>(state->value)) return;
-    const Tensor saved = std::get<Tensor>(state->value).contiguous(), own = state_of(of);
+    const Tensor saved = std::get<Tensor>(state->value).contiguous(), own = generator_state(of);
     if (saved.sizes() != own.sizes() || saved.scalar_type() != own.scalar_type()) {
       throw Error({.kind = ErrorKind::kCorrupt,
                    .wanted = cat("a generator's state of ", own.numel(), " bytes at ", file.string(), ": ", key),

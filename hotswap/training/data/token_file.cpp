@@ -25,7 +25,7 @@ T value_at(std::span<const uint8_t> bytes, size_t at) {
   return value;
 }
 
-[[noreturn]] void fail(const fs::path& file, const std::string& expected, const std::string& got) {
+[[noreturn]] void refuse_token_file(const fs::path& file, const std::string& expected, const std::string& got) {
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat(expected, " in ", file.string()),
                .got = got,
@@ -61,8 +61,9 @@ void TokenFile::open_megatron(const fs::path& index) {
   constexpr size_t kHeader = 9 + 8 + 1 + 8 + 8;
   const std::string_view head(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), kMegatron.size()));
   if (bytes.size() < kHeader || head != kMegatron)
-    fail(index, "Megatron's header MMIDIDX", cat(bytes.size(), " bytes"));
-  if (const auto version = value_at<uint64_t>(bytes, 9); version != 1) fail(index, "version 1", cat(version));
+    refuse_token_file(index, "Megatron's header MMIDIDX", cat(bytes.size(), " bytes"));
+  if (const auto version = value_at<uint64_t>(bytes, 9); version != 1)
+    refuse_token_file(index, "version 1", cat(version));
   switch (const auto type = value_at<uint8_t>(bytes, 17); type) {
     case 1:
       kind_ = Kind::kUint8;
@@ -81,13 +82,14 @@ void TokenFile::open_megatron(const fs::path& index) {
       width_ = 2;
       break;
     default:
-      fail(index, "a type of tokens: 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16)", cat(int{type}));
+      refuse_token_file(index, "a type of tokens: 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16)", cat(int{type}));
   }
   const auto sequences = value_at<uint64_t>(bytes, 18), documents = value_at<uint64_t>(bytes, 26);
   const uint64_t left = bytes.size() - kHeader;
   if (sequences > left / 12 || documents > (left - 12 * sequences) / 8 || 12 * sequences + 8 * documents != left) {
-    fail(index, cat("lengths and offsets of ", sequences, " sequences and ", documents, " document bounds"),
-         cat(left, " bytes"));
+    refuse_token_file(index,
+                      cat("lengths and offsets of ", sequences, " sequences and ", documents, " document bounds"),
+                      cat(left, " bytes"));
   }
   // One stream: each sequence begins where the one before it ends.
   int64_t next = 0;
@@ -95,7 +97,7 @@ void TokenFile::open_megatron(const fs::path& index) {
     const auto length = value_at<int32_t>(bytes, kHeader + 4 * i);
     const auto offset = value_at<int64_t>(bytes, kHeader + 4 * sequences + 8 * i);
     if (length < 0 || offset != next) {
-      fail(index, cat("sequence ", i, " at byte ", next), cat("one of ", length, " tokens at ", offset));
+      refuse_token_file(index, cat("sequence ", i, " at byte ", next), cat("one of ", length, " tokens at ", offset));
     }
     next += length * width_;
   }
@@ -108,22 +110,23 @@ void TokenFile::open_llmc() {
   const auto all = static_cast<int64_t>(bytes.size());
   const auto magic = all >= kLlmcHeader ? value_at<int32_t>(bytes, 0) : 0;
   if (magic != kLlmc16 && magic != kLlmc32) {
-    fail(path(),
-         cat("llm.c's header, which begins with ", kLlmc16, " or ", kLlmc32,
-             ", or an .idx file of Megatron's beside it"),
-         all < kLlmcHeader ? cat(all, " bytes") : cat(magic));
+    refuse_token_file(path(),
+                      cat("llm.c's header, which begins with ", kLlmc16, " or ", kLlmc32,
+                          ", or an .idx file of Megatron's beside it"),
+                      all < kLlmcHeader ? cat(all, " bytes") : cat(magic));
   }
   kind_ = magic == kLlmc16 ? Kind::kUint16 : Kind::kUint32;
   width_ = magic == kLlmc16 ? 2 : 4;
   begin_ = kLlmcHeader;
   size_ = value_at<int32_t>(bytes, 8);
   if (size_ < 0 || size_ != (all - begin_) / width_)
-    fail(path(), cat(size_, " tokens, as its header has it"), cat((all - begin_) / width_));
+    refuse_token_file(path(), cat(size_, " tokens, as its header has it"), cat((all - begin_) / width_));
 }
 
 void TokenFile::check_room() const {
   const int64_t there = static_cast<int64_t>(map_.bytes().size()) - begin_;
-  if (size_ > there / width_) fail(path(), cat(size_, " tokens of ", width_, " bytes"), cat(there, " bytes"));
+  if (size_ > there / width_)
+    refuse_token_file(path(), cat(size_, " tokens of ", width_, " bytes"), cat(there, " bytes"));
 }
 
 void TokenFile::copy(int64_t first, int64_t count, int64_t* out) const {
