@@ -12,7 +12,6 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/gguf_dequant.h"
-#include "hotswap/layers/weight_blocks.h"
 
 namespace hotswap {
 namespace {
@@ -87,10 +86,25 @@ std::string weight_format_names() {
   return join(names);
 }
 
+std::optional<BlockLayout> block_layout_of(WeightFormat format) {
+  switch (format) {
+    case WeightFormat::kInt4G32:
+      return BlockLayout{BlockCodes::kInt4, 32};
+    case WeightFormat::kInt4G64:
+      return BlockLayout{BlockCodes::kInt4, 64};
+    case WeightFormat::kInt4G128:
+      return BlockLayout{BlockCodes::kInt4, 128};
+    case WeightFormat::kE4m3G128:
+      return BlockLayout{BlockCodes::kE4m3, 128};
+    default:
+      return std::nullopt;
+  }
+}
+
 Tensor Weight::dequantised(at::ScalarType dtype) const {
   if (!encoded()) return data.to(dtype);
   if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, blocks_of(format), columns(), dtype);
-  if (is_block_format(format)) return dequantised_blocks(*this, dtype);
+  if (const auto layout = block_layout_of(format)) return dequantised_blocks(data, *layout, dtype);
   const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
   Tensor values = codes_of(*this, wide);
   if (zeros.defined()) values = at::sub(values, spread_groups(zeros, *this, wide));

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/layers/weight_blocks.h"
+
 namespace hotswap {
 
 using at::Tensor;
@@ -40,6 +42,8 @@ enum class WeightFormat {
 const char* name_of(WeightFormat format);  // as in layers.json: "plain", "q8_0", "int4", ...
 std::optional<WeightFormat> weight_format_of(const std::string& name);
 std::string weight_format_names();
+// Of a format of blocks with a float32 scale; nullopt of another.
+std::optional<BlockLayout> block_layout_of(WeightFormat format);
 // Of ggml's types, by their names ("Q8_0"); nullopt where a matrix of it is dequantised while loading.
 std::optional<WeightFormat> weight_format_of_ggml(const std::string& type);
 

@@ -6,17 +6,23 @@
 //   e4m3_g128               float8_e4m3fn                                         w = code * scale
 #pragma once
 
-#include "hotswap/layers/weight.h"
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
 
 namespace hotswap {
 
-bool is_block_format(WeightFormat format);
+enum class BlockCodes { kInt4, kE4m3 };
 
-// The same values in blocks. nullopt where they have none: another format, columns in an order of their own, groups or
-// columns that no whole block divides, scales of more than 16 bits of mantissa beside a zero, codes that are NaN.
-std::optional<Weight> in_blocks(const Weight& weight);
+struct BlockLayout {
+  static constexpr int64_t kScaleBytes = 4, kZero = 255;  // bits of the scale that are the zero's
+  static constexpr int64_t kPairs = 16;                   // bytes of 32 columns of two codes each
+  BlockCodes codes;
+  int64_t columns;
+  int64_t code_bytes() const { return codes == BlockCodes::kE4m3 ? columns : columns / 2; }
+};
 
-// [out, in] of a weight in blocks, computed in float32, or in float64 for that, and rounded once.
-Tensor dequantised_blocks(const Weight& weight, at::ScalarType dtype);
+// uint8 [out, bytes of a row] -> [out, in], computed in float32, or in float64 for that, and rounded once.
+at::Tensor dequantised_blocks(const at::Tensor& data, const BlockLayout& layout, at::ScalarType dtype);
 
 }  // namespace hotswap

@@ -63,8 +63,8 @@ struct DecodeWarp {
       auto& queries = q[i < kHeld ? i : kHeld];
       if (i >= kHeld) take_queries(queries, i);
       load_matrices(b, &keys[i / 4][key_row][(i % 4 * 2 + lane / 8 % 2 ^ key_row % 8) * 8]);
-      multiply_16x8<T>(s, queries, b[0], b[1]);
-      multiply_16x8<T>(s + 4, queries, b[2], b[3]);
+      mma_16x8<T>(s, queries, b[0], b[1]);
+      mma_16x8<T>(s + 4, queries, b[2], b[3]);
     }
     rows.finish(s, a, chunk * kDecodeKeys + lane % 4 * 2);
     float shrink[2];
@@ -80,8 +80,8 @@ struct DecodeWarp {
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
       load_matrices_transposed(b, &values[i / 4][value_row][(i % 4 * 2 + lane / 16 ^ value_row % 8) * 8]);
-      multiply_16x8<T>(out + 8 * i, p, b[0], b[1]);
-      multiply_16x8<T>(out + 8 * i + 4, p, b[2], b[3]);
+      mma_16x8<T>(out + 8 * i, p, b[0], b[1]);
+      mma_16x8<T>(out + 8 * i + 4, p, b[2], b[3]);
     }
   }
 

@@ -68,8 +68,8 @@ struct DecodeWideBlock {
       for (int c = 0; c < kChunks; ++c) {
         uint32_t b[4];
         load_matrices(b, &stages[c]->k[key_row][((2 * (warp * D::kSteps + i) + lane / 8 % 2) ^ key_row % 8) * 8]);
-        multiply_16x8<T>(s + 8 * c, q[i], b[0], b[1]);
-        multiply_16x8<T>(s + 8 * c + 4, q[i], b[2], b[3]);
+        mma_16x8<T>(s + 8 * c, q[i], b[0], b[1]);
+        mma_16x8<T>(s + 8 * c + 4, q[i], b[2], b[3]);
       }
     }
 #pragma unroll
@@ -107,8 +107,8 @@ struct DecodeWideBlock {
       for (int i = 0; i < D::kColumns / 16; ++i) {
         uint32_t b[4];
         load_matrices_transposed(b, values + ((warp * (D::kColumns / 8) + 2 * i + lane / 16) ^ value_row % 8) * 8);
-        multiply_16x8<T>(out + 8 * i, p[c], b[0], b[1]);
-        multiply_16x8<T>(out + 8 * i + 4, p[c], b[2], b[3]);
+        mma_16x8<T>(out + 8 * i, p[c], b[0], b[1]);
+        mma_16x8<T>(out + 8 * i + 4, p[c], b[2], b[3]);
       }
     }
   }

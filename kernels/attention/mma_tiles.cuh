@@ -64,8 +64,8 @@ __device__ __forceinline__ void add_by_rows(float (&sum)[kBands][kOther / 2], co
       load_matrices(b, b_row + 16 * j * kDim + place_of(i, lane / 8 % 2, lane % 8));
 #pragma unroll
       for (int m = 0; m < kBands; ++m) {
-        multiply_16x8<T>(sum[m] + 8 * j, a[m], b[0], b[1]);
-        multiply_16x8<T>(sum[m] + 8 * j + 4, a[m], b[2], b[3]);
+        mma_16x8<T>(sum[m] + 8 * j, a[m], b[0], b[1]);
+        mma_16x8<T>(sum[m] + 8 * j + 4, a[m], b[2], b[3]);
       }
     }
   }
@@ -87,8 +87,8 @@ __device__ __forceinline__ void add_by_columns(float (&sum)[kBands][kColumns / 2
       load_matrices_transposed(b, row + 16 * k * kDim + place_of(i, lane / 16, lane % 8));
 #pragma unroll
       for (int m = 0; m < kBands; ++m) {
-        multiply_16x8<T>(sum[m] + 8 * i, own[m][k], b[0], b[1]);
-        multiply_16x8<T>(sum[m] + 8 * i + 4, own[m][k], b[2], b[3]);
+        mma_16x8<T>(sum[m] + 8 * i, own[m][k], b[0], b[1]);
+        mma_16x8<T>(sum[m] + 8 * i + 4, own[m][k], b[2], b[3]);
       }
     }
   }

@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       uint32_t w[4];
       load_matrices(w, k + r * kVectors + (c ^ (r % 8)));
       const uint32_t q[4] = {query[s][0], 0, query[s][1], 0};
-      multiply_16x8<T>(score[0], q, w[0], w[1]);
-      multiply_16x8<T>(score[1], q, w[2], w[3]);
+      mma_16x8<T>(score[0], q, w[0], w[1]);
+      mma_16x8<T>(score[1], q, w[2], w[3]);
     }
     const int64_t at = own + int64_t(pass) * kPass + lane % 4 * 2;
     const float before = most;
@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       const int r = lane % 16, c = t + lane / 16;
       uint32_t w[4];
       load_matrices_transposed(w, v + r * kVectors + (c ^ (r % 8)));
-      multiply_16x8<T>(value[t], weight, w[0], w[1]);
-      multiply_16x8<T>(value[t + 1], weight, w[2], w[3]);
+      mma_16x8<T>(value[t], weight, w[0], w[1]);
+      mma_16x8<T>(value[t + 1], weight, w[2], w[3]);
     }
     __syncwarp();
     ask(pass % kStages);

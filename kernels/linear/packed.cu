@@ -90,7 +90,7 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
   constexpr bool kBlocksOf256 = L::kWeights == 256, kTwoScales = P == Packing::kQ6_K;
   constexpr int kGroups = L::kWeights / 32;
   constexpr uint32_t kOne = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
-  constexpr auto mma = multiply_16x8<T>;
+  constexpr auto mma = mma_16x8<T>;
   const int lane = threadIdx.x % 32, part = lane % 4;
   GroupScale known[2][2];  // of the groups 2 * part and the next of a block of 256, which the others read
   if constexpr (kBlocksOf256 && !kTwoScales) {

@@ -121,8 +121,8 @@ __device__ __forceinline__ void stream(WarpRing<T>& ring, const T* weights, int 
       for (int i = 0; i < kStretch / 32; ++i) {
         const uint4 low = *reinterpret_cast<const uint4*>(&ring.w[at][row][32 * i + quarter]);
         const uint4 high = *reinterpret_cast<const uint4*>(&ring.w[at][row + 8][32 * i + quarter]);
-        multiply_16x8<T>(sums, {low.x, high.x, low.y, high.y}, v[i].x, v[i].y);
-        multiply_16x8<T>(sums, {low.z, high.z, low.w, high.w}, v[i].z, v[i].w);
+        mma_16x8<T>(sums, {low.x, high.x, low.y, high.y}, v[i].x, v[i].y);
+        mma_16x8<T>(sums, {low.z, high.z, low.w, high.w}, v[i].z, v[i].w);
       }
       if (++at == kStages) at = 0;
     }

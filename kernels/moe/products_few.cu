@@ -192,8 +192,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_c
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
           if (g == 1 && !both) continue;
-          multiply_16x8<T>(sums[o / 2][g], {w[o].x, w[o + 1].x, w[o].y, w[o + 1].y}, v[g].x, v[g].y);
-          multiply_16x8<T>(sums[o / 2][g], {w[o].z, w[o + 1].z, w[o].w, w[o + 1].w}, v[g].z, v[g].w);
+          mma_16x8<T>(sums[o / 2][g], {w[o].x, w[o + 1].x, w[o].y, w[o + 1].y}, v[g].x, v[g].y);
+          mma_16x8<T>(sums[o / 2][g], {w[o].z, w[o + 1].z, w[o].w, w[o + 1].w}, v[g].z, v[g].w);
         }
       if (++at == kAhead) at = 0;
       copy_next();  // where the weights lay that are multiplied now

@@ -110,8 +110,7 @@ struct MmaSums {
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          multiply_16x8<T>(d[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 4; ++j) mma_16x8<T>(d[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
     }
   }
   // fn(row, column, number)

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
-#include "hotswap/layers/weight_blocks.h"
+#include "hotswap/layers/in_blocks.h"
 #include "hotswap/models/formats/quantised_impl.h"
 
 namespace hotswap {

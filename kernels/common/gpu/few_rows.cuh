@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
         const uint4 w = ring[j][h];
         const uint32_t low[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y};
         const uint32_t high[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
-        multiply_16x8<T>(d, low, w.x, w.y);
-        multiply_16x8<T>(d, high, w.z, w.w);
+        mma_16x8<T>(d, low, w.x, w.y);
+        mma_16x8<T>(d, high, w.z, w.w);
       }
       fetch(ring[j]);
       if (++unit < units) continue;

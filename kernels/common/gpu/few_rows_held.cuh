@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
           uint4 w = make_uint4(0, 0, 0, 0);
           if (column < a.in) w = *reinterpret_cast<const uint4*>(weights + column * sizeof(T));
           const uint32_t low[4] = {near.x, far.x, near.y, far.y}, high[4] = {near.z, far.z, near.w, far.w};
-          multiply_16x8<T>(d, low, w.x, w.y);
-          multiply_16x8<T>(d, high, w.z, w.w);
+          mma_16x8<T>(d, low, w.x, w.y);
+          mma_16x8<T>(d, high, w.z, w.w);
         }
       }
       *reinterpret_cast<float2*>(to + t * kTileSums) = make_float2(d[0], d[1]);

@@ -296,8 +296,8 @@ struct Sums {
   float d[2][4];
 };
 __device__ __forceinline__ void multiply_16x16(Sums& s, const uint32_t (&a)[4], const uint32_t (&b)[4]) {
-  kernels::gpu::multiply_16x8<BFloat16>(s.d[0], a, b[0], b[1]);
-  kernels::gpu::multiply_16x8<BFloat16>(s.d[1], a, b[2], b[3]);
+  kernels::gpu::mma_16x8<BFloat16>(s.d[0], a, b[0], b[1]);
+  kernels::gpu::mma_16x8<BFloat16>(s.d[1], a, b[2], b[3]);
 }
 // s += A B of 16 k from `k`: A's fragments of all parts, B's 16 columns from `column`. Parts too small to count are
 // left out.

@@ -1,5 +1,5 @@
 // Blocks against the weights that they are made of, bit for bit, and what has no blocks.
-#include "hotswap/layers/weight_blocks.h"
+#include "hotswap/layers/in_blocks.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
