@@ -31,7 +31,7 @@ DOCSTRING = re.compile(r'""".*?"""', re.DOTALL)
 # Names that the review of the tree found to have a term in the field: house names, each to become zero.
 NAMES = """FixedPlace said_here_ said_there_ asks_the_host weights_are_old inputs_at_once next_launch_may_begin
     wait_for_launch_before wait_until_stores_have_read publish_shared_writes give_registers take_registers
-    commit_copies load_matrices mma_16x8 rms_forward_again backward_again kAlong kAcross Sight InTwo
+    commit_copies load_matrices multiply_16x8 rms_forward_again backward_again kAlong kAcross Sight InTwo
     device_length not_run step_inputs""".split()
 
 # word: (what matches it, the field's term)
