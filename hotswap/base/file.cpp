@@ -36,7 +36,7 @@ size_t size_of(int fd, const std::filesystem::path& file) {
   if (!S_ISREG(info.st_mode)) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = cat("a regular file at ", file.string()),
-                 .got = "something else, such as a folder",
+                 .got = "a folder, a device or a pipe",
                  .next = "give the file itself"});
   }
   return static_cast<size_t>(info.st_size);

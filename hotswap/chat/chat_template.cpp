@@ -85,7 +85,7 @@ void cut_at_tag(std::string& text, std::string_view message) {
   const size_t at = text.rfind(tag);
   if (at == std::string::npos || text.find(stripped(message)) == std::string::npos) {
     throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "a template that shows the final message whole, to continue it",
+                 .wanted = "a rendered chat that contains the final message verbatim, for continue_final_message",
                  .got = "a text without it",
                  .next = "leave continue_final_message out for this template"});
   }
@@ -117,7 +117,7 @@ ChatTemplate ChatTemplate::required(std::optional<ChatTemplate> found, const fs:
                .wanted = cat("a chat template of ", name.string()),
                .got = "neither chat_template.jinja, nor chat_template in tokenizer_config.json, nor "
                       "tokenizer.chat_template in a GGUF file",
-               .next = "use a model that was tuned for chats, or give a template of your own"});
+               .next = "use an instruct (chat) model, or give a template of your own"});
 }
 
 ChatTemplate ChatTemplate::from_folder(const fs::path& folder) { return required(find_in_folder(folder), folder); }

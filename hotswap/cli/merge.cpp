@@ -50,7 +50,8 @@ void merge_verb(const MergeFlags& flags) {
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "a model as safetensors to merge an adapter into",
                  .got = cat("the GGUF file ", source.model),
-                 .next = "merge it into the checkpoint that the file was made of, or use it as it is with --adapter"});
+                 .next = "merge into the safetensors checkpoint that this GGUF was converted from, or use both "
+                         "unmerged with --adapter"});
   }
   const auto model = load_model(source, {});
   const std::string name = model->adapter_name();

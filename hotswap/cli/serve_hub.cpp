@@ -36,7 +36,7 @@ std::string token_in(const std::string& file) {
   const bool printable = std::all_of(token.begin(), token.end(), [](char c) { return c > ' ' && c < 127; });
   if (!token.empty() && printable) return token;
   throw Error({.kind = ErrorKind::kInvalidArgument,
-               .wanted = "a token, one word of printable characters, in " + file,
+               .wanted = "a secret (an API token), one word of printable characters, in " + file,
                .got = token.empty() ? "nothing" : "blanks or control characters in it",
                .next = "write it there, for example with `openssl rand -hex 24`"});
 }

@@ -71,7 +71,7 @@ ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "a model as safetensors to train",
                  .got = cat("the GGUF file ", source.model),
-                 .next = "train the checkpoint that the file was made of"});
+                 .next = "train the safetensors checkpoint that this GGUF was converted from"});
   }
   return source;
 }

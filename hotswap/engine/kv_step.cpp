@@ -19,7 +19,7 @@ void check_rows(const std::vector<StepRow>& rows, const KvPool& pool) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a step of at least one row and one token",
                  .got = rows.empty() ? "no row" : "a row without tokens",
-                 .next = "leave out what has nothing to run"});
+                 .next = "leave out sequences without tokens"});
   }
   const bool begins = pool.length(rows.front().sequence) == 0;
   for (const StepRow& row : rows) {

@@ -78,7 +78,7 @@ void keep_allowed(std::vector<float>& scores, TokenConstraint& constraint) {
   throw Error({.kind = ErrorKind::kInternal,
                .wanted = "a grammar that allows some token to come next",
                .got = "none",
-               .next = "report it with the request"});
+               .next = "this is a fault of hotswap: please report it, with the request"});
 }
 
 }  // namespace

@@ -113,7 +113,7 @@ Scheduler::Entry& Scheduler::at(int64_t id) {
   throw Error({.kind = ErrorKind::kNotFound,
                .wanted = "the id of a sequence of this scheduler",
                .got = cat(id),
-               .next = "use an id that join() gave and take() has not taken"});
+               .next = "use an id that join() returned and take() has not yet removed"});
 }
 
 const Sequence& Scheduler::sequence(int64_t id) const { return const_cast<Scheduler*>(this)->at(id).sequence; }

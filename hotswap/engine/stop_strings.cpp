@@ -25,7 +25,7 @@ StopStrings::StopStrings(const Tokenizer& tokenizer, std::vector<std::string> te
       throw Error({.kind = ErrorKind::kInvalidArgument,
                    .wanted = "stop_strings that are not empty",
                    .got = "an empty one",
-                   .next = "name the texts that end a row"});
+                   .next = "remove it, or give the text that ends a sequence"});
     }
     enough_ = std::max(enough_, text.size() + kSpare);
   }

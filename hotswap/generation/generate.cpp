@@ -43,7 +43,7 @@ Tensor left_padding(const GenerateArguments& a) {
   if (!rises || !mask.narrow(1, time - 1, 1).all().item<bool>()) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "prompts padded on the left, with at least one token each",
-                 .got = "an attention_mask with zeros behind ones, or all zeros",
+                 .got = "an attention_mask with a 0 after a 1 (right padding), or with no 1 at all",
                  .next = "pad on the left: the new tokens follow the last column"});
   }
   return mask;
@@ -147,10 +147,11 @@ int64_t generation::padding_token(const Call& call, const StopStrings* stops) {
   const bool has_eos = config.eos_token_id && !config.eos_token_id->empty();
   if (call.batch() == 1 || (!has_eos && stops == nullptr)) return 0;
   if (!config.pad_token_id && !has_eos) {
-    throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = "a pad_token_id or an eos_token_id, for rows that stop_strings end before others",
-                 .got = "neither",
-                 .next = "set pad_token_id"});
+    throw Error(
+        {.kind = ErrorKind::kInvalidArgument,
+         .wanted = "a pad_token_id or an eos_token_id, to pad sequences that a stop string ends before the others",
+         .got = "neither",
+         .next = "set pad_token_id"});
   }
   return config.pad_token_id ? *config.pad_token_id : config.eos_token_id->front();
 }
@@ -261,7 +262,7 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   if (!has_ids || *config.max_new_tokens < 1) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "input_ids [batch, time], not empty, and at least one new token",
-                 .got = has_ids ? cat(*config.max_new_tokens, " of them behind a prompt of ", a.input_ids.size(1))
+                 .got = has_ids ? cat(*config.max_new_tokens, " new tokens after a prompt of ", a.input_ids.size(1))
                         : a.input_ids.defined() ? cat("[", join(a.input_ids.sizes()), "]")
                                                 : "no input_ids",
                  .next = "give at least one token, and ask for at least one: max_new_tokens, or a longer max_length"});

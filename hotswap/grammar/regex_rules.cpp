@@ -49,7 +49,7 @@ class Parser : private Cursor {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a pattern of characters, classes, groups and repetitions, with ^ and $ at its ends",
                  .got = cat(what, " in ", text_.substr(0, 80)),
-                 .next = "write it without"});
+                 .next = "rewrite the regular expression without it"});
   }
   char32_t take_code_point() {
     if (!more()) fail("a pattern that ends too early");

@@ -23,7 +23,7 @@ constexpr int kBacklog = 4096;  // connections that wait for accept(); the syste
   throw Error({.kind = ErrorKind::kUnavailable,
                .wanted = cat("to listen on ", address_of(host, port)),
                .got = got,
-               .next = "choose another one"});
+               .next = "choose another port, or stop the program that uses this one"});
 }
 
 // A socket bound to the address; INVALID_SOCKET, and errno, where it cannot be had.

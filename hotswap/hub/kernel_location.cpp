@@ -61,8 +61,8 @@ const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, con
   if (others.empty()) return nullptr;
   throw Error({.kind = ErrorKind::kNotFound,
                .wanted = cat("a lock of ", ref->str()),
-               .got = cat("locked is ", join(others)),
-               .next = "lock again with `hotswap kernel lock`, or request what is locked"});
+               .got = cat("the lock file has ", join(others)),
+               .next = "update the lock file with `hotswap kernel lock`, or request what it has"});
 }
 
 void require_lock(const KernelRequest& request, const KernelLocation& location) {
@@ -173,7 +173,7 @@ KernelLocation locate_kernel(Hub& hub, const KernelRequest& request) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a kernel of the Hub as org/repo[@revision]",
                  .got = "'" + ref.str() + "'",
-                 .next = "folders and stock layers are not fetched"});
+                 .next = "only repositories of the Hub are downloaded, no local folders"});
   }
   KernelLocation location;
   location.repo = ref.repo();

@@ -23,9 +23,9 @@ class Mirror {
     for (const std::string& pattern : project_.trust.deny) {
       if (!matches_repo(pattern, wish.repo.id)) continue;
       throw Error({.kind = ErrorKind::kInvalidArgument,
-                   .wanted = "a repository that the project allows",
+                   .wanted = "a repository that hotswap.toml allows",
                    .got = cat(wish.repo.id, ", which [trust] deny names as ", pattern),
-                   .next = "leave it out, or change hotswap.toml"});
+                   .next = "do not mirror it, or remove the pattern from [trust] deny in hotswap.toml"});
     }
     if (wish.repo.type == RepoType::kKernel) note_publisher(wish.repo);
     std::vector<MirroredCommit> all = meant(wish);

@@ -56,7 +56,7 @@ ResolvedKernel from_variant(Manifest manifest, const KernelRef& ref, const std::
     throw Error({.kind = ErrorKind::kNotFound,
                  .wanted = cat("a layer '", names.front(), "' in ", manifest.folder.string()),
                  .got = cat("the layers ", join(layer_names(manifest))),
-                 .next = "name one of them after ':'"});
+                 .next = "use one of them after the colon, as in package:Layer"});
   }
   const std::string name = *ours;
   return {std::move(manifest), name, note};
@@ -91,7 +91,7 @@ Candidates bundled_by_name(const KernelRef& ref, const std::string& layer, const
       throw Error({.kind = ErrorKind::kNotFound,
                    .wanted = cat("a layer '", layer, "' in the bundled package ", name),
                    .got = cat("the layers ", join(layer_names(manifest))),
-                   .next = "name one of them after ':'"});
+                   .next = "use one of them after the colon, as in package:Layer"});
     }
     result.variants.push_back(&manifest);
   }

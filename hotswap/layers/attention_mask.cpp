@@ -152,7 +152,7 @@ const PaddedRows& AttentionMetadata::padded_rows(int64_t time, int64_t kv_time) 
           .item<bool>()) {
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "padding at the beginning of rows, where keys are of a fixed size",
-                 .got = "an attention_mask with zeros behind ones",
+                 .got = "an attention_mask with a 0 after a 1",
                  .next = "pad on the left, take a dynamic cache, or set attn_implementation to sdpa"});
   }
   const Tensor first = at::eq(padding, 0).sum(1);  // [batch] int64

@@ -95,17 +95,17 @@ static void check_shapes(const Adapter& adapter, int64_t out, int64_t in) {
     return;
   }
   throw Error({.kind = ErrorKind::kInvalidArgument,
-               .wanted = cat("an adapter a [rank, ", in, "], b [", out, ", rank]"),
-               .got = cat("a [", join(a.sizes()), "], b [", join(b.sizes()), "]"),
+               .wanted = cat("a LoRA adapter with lora_A [rank, ", in, "] and lora_B [", out, ", rank]"),
+               .got = cat("lora_A [", join(a.sizes()), "] and lora_B [", join(b.sizes()), "]"),
                .next = "take the adapter that was trained for this layer"});
 }
 
 static void check_plain(const Weight& weight, const char* layer) {
   if (weight.plain()) return;
   throw Error({.kind = ErrorKind::kUnsupported,
-               .wanted = cat("a whole, plain weight in the ", layer, " that an adapter is merged into"),
-               .got = weight.encoded() ? cat("one of the format ", name_of(weight.format)) : std::string("a shard"),
-               .next = "unpack() the model first: the sum of both has no such format"});
+               .wanted = cat("an unquantised weight, and all of it, in the ", layer, " that an adapter is merged into"),
+               .got = weight.encoded() ? cat("a weight quantised as ", name_of(weight.format)) : std::string("a shard"),
+               .next = "dequantise the model with unpack() first"});
 }
 
 // A new tensor: the old one may be shared, or be the file's memory.

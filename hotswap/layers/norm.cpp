@@ -29,7 +29,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "an RMSNorm casting: llama, gemma or none",
                .got = cat('"', casting, '"'),
-               .next = "set RMSNormOptions::casting to one of them"});
+               .next = "set RMSNormOptions::casting to the mode of the model's family"});
 }
 
 Tensor weightless_rms_norm(const Tensor& x, const Tensor&, double eps, double, const std::string&) {

@@ -28,7 +28,7 @@ void GrammarConstraint::accept(int64_t id) {
   throw Error({.kind = ErrorKind::kInternal,
                .wanted = "a token that the grammar allows",
                .got = cat("token ", id),
-               .next = "report it with the request"});
+               .next = "this is a fault of hotswap: please report it, with the request"});
 }
 
 }  // namespace hotswap::serve

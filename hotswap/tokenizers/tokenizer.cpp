@@ -212,7 +212,7 @@ std::string Tokenizer::decode(std::span<const int64_t> ids, bool skip_special_to
       throw Error({.kind = ErrorKind::kInvalidArgument,
                    .wanted = "token ids of 0 or more",
                    .got = cat(id),
-                   .next = "remove what is no token before decoding"});
+                   .next = "remove negative ids, such as the label -100, before decoding"});
     }
     const std::string* token = parts_->token(id);
     if (token == nullptr || (skip_special_tokens && parts_->added->is_special(*token))) continue;

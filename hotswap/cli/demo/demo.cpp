@@ -87,7 +87,7 @@ void demo_verb(DemoOptions options, const std::string& gguf, const std::string& 
     throw Error({.kind = ErrorKind::kNotFound,
                  .wanted = cat("the project's documentation in ", source),
                  .got = "no .md file there",
-                 .next = "name text files by --data"});
+                 .next = "pass text files with --data"});
   }
   if (options.step == "train") return demo_train(options);
   demo_parent(options);

@@ -51,9 +51,9 @@ struct HubServer::Impl {
       http = std::make_unique<httplib::SSLServer>(options.certificate.c_str(), options.key.c_str());
       if (!http->is_valid()) {
         throw Error({.kind = ErrorKind::kInvalidArgument,
-                     .wanted = "a certificate and its key as PEM files",
+                     .wanted = "a TLS certificate and its private key, both PEM files that belong together",
                      .got = options.certificate.string() + " and " + options.key.string(),
-                     .next = "check both files"});
+                     .next = "check both, for example with openssl x509 -in and openssl pkey -in"});
       }
     }
     http->new_task_queue = [this] { return new ConnectionThreads(static_cast<size_t>(options.connections)); };

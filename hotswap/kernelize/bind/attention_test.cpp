@@ -9,8 +9,8 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include "hotswap/kernelize/example/example.h"
 #include "hotswap/kernelize/bind/test_attention.h"
+#include "hotswap/kernelize/example/example.h"
 #include "hotswap/layers/latent_attention.h"
 
 namespace hotswap {
@@ -208,7 +208,7 @@ TEST_F(BoundAttention, FixedKeysWithPadding) {
   }
   padding[0][8] = false;
   const AttentionMetadata gap({.padding = padding, .positions = at::tensor({0}, at::kLong)});
-  expect_has(message_of([&] { gap.padded_rows(1, 9); }), {"padding at the beginning", "zeros behind ones"});
+  expect_has(message_of([&] { gap.padded_rows(1, 9); }), {"padding at the beginning", "a 0 after a 1"});
 }
 
 // A window counts positions: three hidden tokens in the middle of a row are none of them fewer.

@@ -16,7 +16,7 @@ namespace {
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "a device as cpu, cuda, cuda:N or auto",
                .got = "'" + name + "'",
-               .next = is_gpu ? "write cuda, as torch names the GPUs of NVIDIA and, in its HIP builds, of AMD"
+               .next = is_gpu ? "use cuda, torch's name for NVIDIA GPUs and, in its ROCm builds, for AMD GPUs"
                               : "take cpu: this host runs on CPUs and on the GPUs that torch calls cuda"});
 }
 

@@ -16,7 +16,7 @@ const ChatTemplate& required(const ChatTemplate* chat, const Json& line) {
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = cat("a model with a chat template, for the messages at ", line.where()),
                .got = "one without",
-               .next = "train on \"text\" or \"prompt\" and \"completion\", or use a model that was tuned for chats"});
+               .next = "give the data \"text\", or \"prompt\" with \"completion\"; or use an instruct (chat) model"});
 }
 
 // As TRL: a text ends with the end of text, once.

@@ -208,7 +208,7 @@ Schedule::Schedule(const std::string& name, const ScheduleSpan& span) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "warmup_steps of 0 or more, and 0 for the schedule constant",
                  .got = cat(span.warmup_steps),
-                 .next = "take the schedule constant_with_warmup"});
+                 .next = "use constant_with_warmup, or set warmup_steps to 0"});
   }
   const Json kwargs = Json::parse(span.kwargs.is_null() ? "{}" : span.kwargs.dump(), "lr_scheduler_kwargs");
   check_kwargs(*row, kwargs);

@@ -102,8 +102,8 @@ struct Call {
           ": expected k and v alike but in their last dimension; got ", shape_of(k_), " and ", shape_of(v_));
     check(q.numbers == k.numbers && q.numbers > 0 && v.numbers > 0, op,
           ": expected q and k with heads of one size, of 1 or more; got ", shape_of(q_), " and ", shape_of(k_));
-    check(k.heads > 0 && q.heads % k.heads == 0, op, ": expected a multiple of k's ", k.heads, " heads in q; got ",
-          q.heads, "; query heads share key heads in groups of equal size");
+    check(k.heads > 0 && q.heads % k.heads == 0, op, ": expected query heads in a multiple of the ", k.heads,
+          " key heads; got ", q.heads, "; query heads share key heads in groups of equal size");
     problem.dtype = dtype;
     problem.heads = q.heads;
     problem.key_heads = k.heads;

@@ -39,7 +39,8 @@ Casting casting_of(const std::string& name, DType x, DType weight) {
   const DType promoted = x == weight ? x : DType::kFloat32;  // bfloat16 with float16 promotes to float32 too
   if (name == "llama") return {.y = promoted, .before = weight, .after = promoted, .round_n = true};
   if (name == "gemma") return {.y = x, .before = weight, .after = DType::kFloat32, .round_n = false};
-  check(name == "none", "rms_norm: expected casting llama, gemma or none; got \"", name, "\"; pass one of the three");
+  check(name == "none", "rms_norm: expected casting to be llama, gemma or none; got \"", name,
+        "\"; pass one of these modes");
   return {.y = x, .before = x, .after = x, .round_n = true};
 }
 

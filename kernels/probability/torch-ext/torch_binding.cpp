@@ -144,7 +144,8 @@ Wanted kl_wanted(const char* op, bool log_target, double eps, bool by_element) {
   return {op, log_target ? Kind::kForward : Kind::kKl, eps, by_element};
 }
 Wanted jsd_wanted(const char* op, double beta) {
-  check(beta >= 0 && beta <= 1, op, ": expected beta from 0 to 1; got ", beta, "; 0.5 is the symmetric one");
+  check(beta >= 0 && beta <= 1, op, ": expected beta from 0 to 1; got ", beta,
+        "; pass 0.5 for the symmetric divergence");
   return {op, jsd_kind(beta), beta, false};
 }
 

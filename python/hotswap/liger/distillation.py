@@ -95,7 +95,7 @@ class LigerFusedLinearCosineSimilarityLoss(_Distillation):
 
 def _check(beta, temperature):
     if not 0 <= beta <= 1:
-        raise ValueError(f"expected beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
+        raise ValueError(f"expected beta in [0, 1]; got {beta}; pass 0.5 for the symmetric divergence")
     if temperature <= 0:
         raise ValueError(f"expected temperature > 0; got {temperature}; 1 changes nothing")
 

@@ -22,7 +22,7 @@ def _casting(mode):
     for name, number in _CASTING_MODES.items():
         if mode == name or (type(mode) is int and mode == number):
             return name
-    raise ValueError(f"expected casting_mode llama, gemma or none, or Liger's number of one, 0, 1 or -1; got {mode!r}; pass one of them")
+    raise ValueError(f"expected casting_mode llama (0), gemma (1) or none (-1), as Liger has them; got {mode!r}; pass one of these")
 
 
 def liger_rms_norm(X, W, eps, offset=0.0, casting_mode="llama", in_place=True, row_mode=None):

@@ -59,7 +59,7 @@ class LigerJSD(nn.Module):
     def __init__(self, beta=0.5, ignore_index=-100):
         super().__init__()
         if not 0 <= beta <= 1:
-            raise ValueError(f"LigerJSD: expected beta in [0, 1]; got {beta}; pass 0.5 for the symmetric one")
+            raise ValueError(f"LigerJSD: expected beta in [0, 1]; got {beta}; pass 0.5 for the symmetric divergence")
         self.beta, self.ignore_index = beta, ignore_index
 
     def forward(self, log_q, log_p, shift_labels=None):
