@@ -11,6 +11,7 @@
 #include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/train_print.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/models/formats/quantised.h"
 #include "hotswap/training/arguments/argument_row.h"
 #include "hotswap/training/data/train_file.h"
 #include "hotswap/training/trainer.h"
@@ -25,6 +26,7 @@ struct TrainFlags {
   ModelFlags model;
   KernelFlags kernels;
   std::string train_file, eval_file, arguments_file;
+  std::string lora_file;                         // of a new adapter; empty: none
   std::map<std::string, std::string> arguments;  // of flags: the name and its value as it was written
   int64_t max_length = 1024;
   bool packing = false;
@@ -63,17 +65,35 @@ void check_free(const fs::path& output) {
                .next = "name another one, remove it, or go on from its last checkpoint by --resume_from_checkpoint"});
 }
 
+// What is frozen stays as small as it is stored: a GGUF file's weights, and those of a quantised checkpoint.
+bool keeps_its_format(const ModelFlags& source) {
+  if (gguf_path(source)) return true;
+  const fs::path config = fs::path(source.model) / "config.json";
+  return fs::is_regular_file(config) && is_quantised(Json::read(config));
+}
+
 ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments) {
   ModelFlags source = located(flags.model);
-  source.packed = "off";
+  source.trains_adapter = true;
+  const bool adapts = !flags.lora_file.empty() || !source.adapter.empty();
+  source.packed = adapts && keeps_its_format(source) ? "on" : "off";
   if (arguments.use_cpu) source.device = "cpu";
-  if (fs::is_regular_file(source.model)) {
-    throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "a model as safetensors to train",
-                 .got = cat("the GGUF file ", source.model),
-                 .next = "train the safetensors checkpoint that this GGUF was converted from"});
+  if (fs::is_regular_file(source.model) && !adapts) {
+    throw Error(
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = "a model as safetensors to train",
+         .got = cat("the GGUF file ", source.model, ", whose weights have no gradient"),
+         .next = "train an adapter beside it (--lora), or the safetensors checkpoint that it was converted from"});
   }
   return source;
+}
+
+// A new adapter, or the one that came with the model; without either the whole model is trained.
+void add_new_adapter(CausalLM& model, const TrainFlags& flags, const TrainingArguments& arguments) {
+  if (flags.lora_file.empty()) return;
+  LoraConfig config = LoraConfig::read(flags.lora_file);
+  if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = flags.model.model;
+  model.add_adapter(config, static_cast<uint64_t>(arguments.seed));
 }
 
 TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
@@ -100,6 +120,7 @@ void train_verb(const TrainFlags& flags) {
     print_file(flags.eval_file, held_out);
   }
   const auto model = load_model(source, flags.kernels);
+  add_new_adapter(*model, flags, arguments);
   TrainerParts parts{.eval_dataset = held_out.dataset};
   if (!arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
   Trainer trainer(model, arguments, train.dataset, std::move(parts));
@@ -153,7 +174,9 @@ void add_train(CLI::App& app) {
   auto* verb = app.add_subcommand(
       "train",
       "Fine-tune a model on a file: the curve of transformers' Trainer for the same arguments. Writes the model,\n"
-      "trainer_state.json with the log, and checkpoints into --output-dir");
+      "trainer_state.json with the log, and checkpoints into --output-dir; with --lora or --adapter an adapter "
+      "instead\n"
+      "of the model, in peft's files");
   auto flags = std::make_shared<TrainFlags>();
   verb->add_option("--model,model", flags->model.model, "Folder of the model, or org/name on the Hub")
       ->required()
@@ -168,6 +191,20 @@ void add_train(CLI::App& app) {
       ->type_name("FILE");
   verb->add_option("--arguments", flags->arguments_file, "A JSON file of TrainingArguments; flags go before it")
       ->type_name("FILE");
+  auto* lora =
+      verb->add_option("--lora", flags->lora_file,
+                       "Train a LoRA adapter instead of the model: peft's LoraConfig as JSON, or a part of it");
+  lora->type_name("FILE");
+  verb->add_option("--adapter", flags->model.adapter,
+                   "Train this LoRA adapter further: its folder, or org/name on the Hub")
+      ->excludes(lora)
+      ->type_name("DIR|ID");
+  verb->add_flag(
+      "--load-in-4bit,--load_in_4bit", flags->model.quantization.load_in_4bit,
+      "Of a model that an adapter is trained beside: projections in 4 bits (NF4), by a quarter of the memory");
+  verb->add_option("--bnb-4bit-quant-type,--bnb_4bit_quant_type", flags->model.quantization.bnb_4bit_quant_type,
+                   "How: nf4 is what is written here")
+      ->capture_default_str();
   verb->add_option("--max-length", flags->max_length, "Tokens of an example; of a text, of each piece")
       ->check(above_zero())
       ->capture_default_str();

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/adapter.h"
 
 namespace hotswap {
 
@@ -50,40 +51,51 @@ Linear::Linear(Weight& tied) : weight(tied) {
 
 Tensor Linear::forward(const Tensor& x) const {
   const std::optional<Tensor> with = bias.defined() ? std::optional(bias) : std::nullopt;
-  Tensor y = weight.encoded() ? packed_(x, weight, with) : forward_(x, weight.data, with);
+  if (adapts_in_one_node()) return frozen_product(x, {weight, with, &*adapter_, training()}).first;
+  const Tensor y = product(x, with);
   return adapter_ ? adapted(y, x, /*has_bias=*/true) : y;
 }
 
 Tensor Linear::without_bias(const Tensor& x) const {
-  Tensor y = weight.encoded() ? packed_(x, weight, std::nullopt) : at::matmul(x, weight.data.transpose(0, 1));
+  const Tensor y = weight.encoded() ? product(x, std::nullopt) : at::matmul(x, weight.data.transpose(0, 1));
   return adapter_ ? adapted(y, x, /*has_bias=*/false) : y;
+}
+
+Tensor Linear::product(const Tensor& x, const std::optional<Tensor>& with) const {
+  const bool learns = at::GradMode::is_enabled() && (training() || x.requires_grad());
+  if (weight.encoded()) {
+    return learns ? frozen_product(x, {weight, with, nullptr, false}).first : packed_(x, weight, with);
+  }
+  // A kernel's backward makes the weight's gradient; of a frozen weight it has no reader.
+  const bool by_torch = learns && !data().requires_grad() && forward_.bound() && forward_.claims("torch_products");
+  return by_torch ? stock::linear(x, data(), with) : forward_(x, data(), with);
+}
+
+bool Linear::adapts_in_one_node() const {
+  return at::GradMode::is_enabled() && adapter_ && adapter_->trains() && !adapter_->is_dora() &&
+         !adapter_->bias.defined() && !weight.shard && (weight.encoded() || !data().requires_grad()) &&
+         (!forward_.bound() || forward_.claims("torch_products"));
 }
 
 // In the wider of the two types, rounded once: adapters are float32 beside bfloat16 weights.
 Tensor Linear::adapted(const Tensor& y, const Tensor& x, bool has_bias) const {
-  const Adapter& with = *adapter_;
+  const Adapter with = adapter_->magnitude.defined() ? adapter_->with_gain(weight) : *adapter_;
   const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), with.a.scalar_type());
-  const Tensor low = at::linear(x.to(wide), with.a.to(wide));  // [..., rank]
-  const Tensor change = at::linear(low, with.b.to(wide));      // [..., out]
+  const bool drops = training() && with.dropout;
+  const Tensor read = dropped(x.to(wide), with, drops);
+  const Tensor low = at::linear(read, with.a.to(wide));    // [..., rank]
+  const Tensor change = at::linear(low, with.b.to(wide));  // [..., out]
+  if (with.gain.defined() && drops) {  // as peft: what the gain adds to the base's product is of the dropped x, too
+    const Tensor base = at::linear(read, weight.dequantised(wide)), gain = with.gain.to(wide);
+    const Tensor scaled = at::add(at::mul(base, at::sub(gain, 1)), at::mul(change, gain), with.scale);
+    return at::add(y.to(wide), scaled).to(y.scalar_type());
+  }
   const bool subtracts = with.gain.defined() && has_bias && bias.defined();
   Tensor sum = at::add(subtracts ? at::sub(y.to(wide), bias) : y.to(wide), change, with.scale);
   if (with.gain.defined()) sum = at::mul(sum, with.gain.to(wide));
   if (subtracts) sum = at::add(sum, bias);
   if (with.bias.defined()) sum = at::add(sum, with.bias.to(wide));
   return sum.to(y.scalar_type());
-}
-
-Tensor Adapter::merged(const Tensor& weight) const {
-  const at::ScalarType wide = c10::promoteTypes(weight.scalar_type(), a.scalar_type());
-  Tensor sum = at::add(weight.to(wide), at::mul(at::matmul(b.to(wide), a.to(wide)), scale));
-  if (gain.defined()) sum = at::mul(sum, gain.to(wide).unsqueeze(1));
-  return sum.to(weight.scalar_type());
-}
-
-void Adapter::to(at::Device device) {
-  for (Tensor* part : {&a, &b, &bias, &gain}) {
-    if (part->defined()) *part = part->to(device);
-  }
 }
 
 // `out` and `in`: of the layer.
@@ -134,9 +146,22 @@ void Linear::merge_adapter() {
   if (!adapter_) return;
   check_merge();
   const at::NoGradGuard no_grad;
-  weight.data = replaced(weight.data, adapter_->merged(weight.data));
+  weight.data = replaced(weight.data, adapter_->with_gain(weight).merged(weight.data));
   if (adapter_->bias.defined()) bias = replaced(bias, at::add(bias, adapter_->bias));
   adapter_.reset();
+}
+
+void Linear::each_adapter_tensor(const std::function<void(const std::string& name, Tensor& tensor)>& visit) {
+  if (!adapter_ || !adapter_->trains()) return;
+  visit("lora_A.weight", adapter_->a);
+  visit("lora_B.weight", adapter_->b);
+  if (adapter_->magnitude.defined()) visit("lora_magnitude_vector", adapter_->magnitude);
+}
+
+void Embedding::each_adapter_tensor(const std::function<void(const std::string& name, Tensor& tensor)>& visit) {
+  if (!adapter_ || !adapter_->trains()) return;
+  visit("lora_embedding_A", adapter_->a);
+  visit("lora_embedding_B", adapter_->b);
 }
 
 // Whether `next` begins in memory where `t` ends.
@@ -235,13 +260,15 @@ Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {
 void Embedding::set_adapter(std::optional<Adapter> adapter) {
   if (adapter) {
     check_shapes(*adapter, weight.columns(), weight.rows());
-    if (adapter->bias.defined() || adapter->gain.defined()) {
+    if (adapter->bias.defined() || adapter->is_dora()) {
       throw Error({.kind = ErrorKind::kUnsupported,
                    .wanted = "an adapter of an embedding without bias and magnitude",
-                   .got = adapter->gain.defined() ? "a magnitude (DoRA)" : "a bias (lora_bias)",
+                   .got = adapter->is_dora() ? "a magnitude (DoRA)" : "a bias (lora_bias)",
                    .next = "merge the adapter in Python: merge_and_unload() of peft"});
     }
-    adapter->a = adapter->a.t().contiguous().t();  // a row's elements side by side: they are looked up
+    const bool trains = adapter->trains();
+    adapter->a = adapter->a.detach().t().contiguous().t();  // a row's elements side by side: they are looked up
+    adapter->a.set_requires_grad(trains);
   }
   adapter_ = std::move(adapter);
 }

@@ -82,6 +82,8 @@ class Linear : public Module {
   void merge_adapter();
   void check_merge() const;
   void dequantise(at::ScalarType dtype);  // an encoded weight becomes a plain one that may learn
+  // Of an adapter that trains: its tensors, as peft names them below the module ("lora_A.weight").
+  void each_adapter_tensor(const std::function<void(const std::string& name, Tensor& tensor)>& visit);
 
  protected:
   void on_tensors_changed() override;  // the slot of the weight's format
@@ -90,6 +92,9 @@ class Linear : public Module {
   }
 
  private:
+  Tensor product(const Tensor& x, const std::optional<Tensor>& with) const;  // by the weight, plus that bias
+  friend class LinkedProjections;
+  bool adapts_in_one_node() const;                                        // frozen_product() makes all of forward()
   Tensor adapted(const Tensor& y, const Tensor& x, bool has_bias) const;  // has_bias: y has this layer's bias in it
   const SlotBase& slot() const {                                          // of the weight's format
     if (weight.encoded()) return packed_;
@@ -132,6 +137,7 @@ class Embedding : public Module {
   void set_adapter(std::optional<Adapter> adapter);
   const std::optional<Adapter>& adapter() const { return adapter_; }
   void merge_adapter();
+  void each_adapter_tensor(const std::function<void(const std::string& name, Tensor& tensor)>& visit);
   Weight weight;  // [rows, dim]
 
  protected:

@@ -94,4 +94,8 @@ Tensor CausalLMLoss::from_hidden(const Tensor& hidden, const Tensor& weight, con
   return divided(linear_(hidden.reshape({-1, hidden.size(-1)}), weight, std::nullopt, shifted(a), options), a);
 }
 
+void CausalLMLoss::set_head_fuses(bool fuses) {
+  linear_.set_needs(fuses ? SlotNeeds{} : SlotNeeds{.features = {"an output head with a LoRA adapter or of a shard"}});
+}
+
 }  // namespace hotswap

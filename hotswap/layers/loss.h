@@ -49,6 +49,8 @@ class CausalLMLoss : public Module {
   // hidden: [batch, time, dim], weight: [vocab, dim] -> scalar float32; the logits never exist as a whole
   Tensor from_hidden(const Tensor& hidden, const Tensor& weight, const LossArguments& arguments) const;
   bool fuses() const { return linear_.bound(); }  // from_hidden would run a kernel
+  // Is the head's weight all that makes logits? Where it is not, a kernel that takes it stays out, by its report.
+  void set_head_fuses(bool fuses);
 
  private:
   Slot<CrossEntropyForward> loss_{this, "ForCausalLMLoss", "cross_entropy/1", stock::cross_entropy};

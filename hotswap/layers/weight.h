@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -84,16 +85,37 @@ struct Weight {
 // plain. For ops whose arguments are tensors. Error where none of the three has such rows.
 Weight weight_of(const Tensor& data, int64_t columns);
 
+// In training an adapter reads what this leaves of its layer's input: elements are 0 with probability p, the others
+// divided by 1 - p. A mask is drawn by a seed, and again in backward, and not kept between. Seeds come of torch's
+// default generator of the CPU, whose state a checkpoint has. Layers that are parts of one module share it, and drop
+// the same: each of them reads once in a forward.
+struct AdapterDropout {
+  double p = 0;
+  int64_t parts = 1;  // how many layers share it
+  int64_t calls = 0;
+  uint64_t seed = 0;
+
+  uint64_t next_seed();
+};
+
 // LoRA, of a layer y = W x + c:   W x + scale * b (a x) + bias + c
 // DoRA, where gain is defined:    gain * (W x + scale * b (a x)) + c
+// It trains where a requires a gradient. Then DoRA has its magnitude instead of the gain, which is made of it in each
+// call: the norms of the rows change.
 struct Adapter {
-  Tensor a;          // [rank, in]
-  Tensor b;          // [out, rank]
-  double scale = 1;  // alpha / rank
-  Tensor bias = {};  // [out], or undefined; scaled already
-  Tensor gain = {};  // [out], or undefined: the trained magnitude of each row of W + scale * b a over its norm
+  Tensor a;               // [rank, in]
+  Tensor b;               // [out, rank]
+  double scale = 1;       // alpha / rank
+  Tensor bias = {};       // [out], or undefined; scaled already
+  Tensor gain = {};       // [out], or undefined: the trained magnitude of each row of W + scale * b a over its norm
+  Tensor magnitude = {};  // [out], or undefined
+  std::shared_ptr<AdapterDropout> dropout = nullptr;  // null: none
 
+  bool trains() const { return a.requires_grad(); }
+  bool is_dora() const { return gain.defined() || magnitude.defined(); }
   Tensor merged(const Tensor& weight) const;  // [out, in]: what W becomes, computed in the wider dtype, rounded once
+  // With the gain of the magnitude as it is now, where there is one. The norms are constants to the gradient.
+  Adapter with_gain(const Weight& weight) const;
   void to(at::Device device);
 };
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 
 #include <algorithm>
+#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
@@ -10,6 +11,7 @@
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
+#include "hotswap/models/formats/four_bits.h"
 #include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/no_model.h"
 #include "hotswap/models/formats/quantised.h"
@@ -43,6 +45,7 @@ std::string attention_of(CausalLM& model, const PretrainedOptions& options) {
 // Who says which kernel a Linear runs, wants its plain weights.
 // On a GPU only where steps of few rows are what comes: from 16 rows on products with plain weights are faster there.
 bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::Device& device) {
+  if (options.quantization_config.load_in_4bit) return true;
   if (options.keep_formats.value_or(false) && !is_packed) {
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "a GGUF file, or a checkpoint with a quantization_config, for weights that keep its formats",
@@ -55,7 +58,9 @@ bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::D
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
 void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options, KernelOptions kernels) {
-  if (options.keep_formats || names(options, "PackedLinear") || !model.has_encoded_weights()) return;
+  if (options.keep_formats || options.quantization_config.load_in_4bit || names(options, "PackedLinear") ||
+      !model.has_encoded_weights())
+    return;
   kernels.strict = false;
   model.kernelize(Mode::INFERENCE, std::move(kernels));
   model.unpack(/*without_kernel_only=*/true);
@@ -100,6 +105,24 @@ Json without_tied_embeddings(const Json& config) {
   nlohmann::ordered_json untied = config.raw();
   untied["tie_word_embeddings"] = false;
   return Json::parse(untied.dump(), config.where());
+}
+
+void check_four_bits(const PretrainedOptions& options, const Json& config, bool is_gguf) {
+  check(options.quantization_config);
+  if (!is_gguf && !is_quantised(config)) return;
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a model of plain weights for load_in_4bit",
+               .got = is_gguf ? "a GGUF file" : "a quantised checkpoint",
+               .next = "leave load_in_4bit out: keep_formats keeps what the weights are"});
+}
+
+// The weights that transformers makes 4 bits of: those of layers, and not of the output head.
+std::set<std::string> projections_of(CausalLM& model) {
+  std::set<std::string> names;
+  model.each_module([&](const std::string& name, Module& module) {
+    if (name != "lm_head" && dynamic_cast<Linear*>(&module) != nullptr) names.insert(name + ".weight");
+  });
+  return names;
 }
 
 // Older models have them in their config.json.
@@ -165,13 +188,17 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   }
   model->requires_grad(true);
   load.keep_formats = keeps_formats(options, is_gguf || is_quantised(config), load.device);
+  if (options.quantization_config.load_in_4bit) {
+    check_four_bits(options, config, is_gguf);
+    checkpoint = in_four_bits(std::move(checkpoint), projections_of(*model), *load.dtype);
+  }
   load_into(*model, *checkpoint, load);
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);
   model->set_generation_config(generation_config_of(source, config, model->config()));
   if (adapter) {
     model->eval();
-    model->load_adapter(*adapter, untied);
+    model->load_adapter(*adapter, {.untied = untied, .trains = options.is_trainable});
   }
   finish(*model, options);
   return model;
@@ -188,7 +215,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
   model->init_weights(0, dtype.value_or(at::kFloat), device_named(options.device_map));
   if (!options.adapter.empty()) {
     model->eval();
-    model->load_adapter(options.adapter);
+    model->load_adapter(options.adapter, "main", options.is_trainable);
   }
   finish(*model, options);
   return model;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/formats/bits_and_bytes_config.h"
 
 namespace hotswap {
 
@@ -28,12 +29,14 @@ struct PretrainedOptions {
   std::string device_map = "cpu";                       // "auto": a GPU where there is one; "cuda", "cuda:1", ...
   std::optional<std::string> gguf_file = std::nullopt;  // of the folder: weights, config and tokenizer from it
   // Quantised weights of projections and embedding stay packed where their format can (docs/formats.md): less to read,
-  // and nothing to train.
+  // and nothing to train but adapters beside them.
   // Unset: where kernels are requested, on the CPU or with few_rows, and every layer that uses the weight has one.
   std::optional<bool> keep_formats = std::nullopt;
   bool few_rows = false;               // what it will generate is one sequence, or a few
   std::string revision = "main";       // branch, tag or commit of a model of the Hub
   std::filesystem::path adapter = {};  // a LoRA adapter of peft: its folder, or org/name (CausalLM::load_adapter)
+  BitsAndBytesConfig quantization_config = {};  // load_in_4bit: weights of projections become NF4, and stay so
+  bool is_trainable = false;  // the adapter: train() trains it, and the model's own tensors do not learn
 };
 
 struct AutoModelForCausalLM {

@@ -1,5 +1,3 @@
-#include "hotswap/models/causal_lm_impl.h"
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
@@ -19,6 +17,7 @@
 #include "hotswap/layers/router.h"
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/attn_implementation.h"
+#include "hotswap/models/causal_lm_impl.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/tokenizer_files.h"
 #include "hotswap/models/trunk_input.h"
@@ -90,23 +89,26 @@ void CausalLM::unpack(bool without_kernel_only) {
 
 // After what layers need of a kernel may have changed.
 void CausalLM::bind_again() {
+  parts_->loss.set_head_fuses(all_fuse({&parts_->lm_head}));
   if (swaps_layers_) bind_kernels(Mode::of_training(training()));
 }
 
 void CausalLM::on_mode_change() {
-  if (training() && has_encoded_weights()) {
+  if (training() && !trains_adapter() && has_encoded_weights()) {
     train(false);
-    throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "plain weights for training",
-                 .got = "weights in a GGUF file's format, which have no gradient",
-                 .next = "load the model with keep_formats = false (--packed off), or call unpack() before train()"});
+    throw Error(
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = "plain weights for training",
+         .got = "weights in a GGUF file's format, which have no gradient",
+         .next = "train an adapter beside them (add_adapter), load the model with keep_formats = false (--packed off), "
+                 "or call unpack() before train()"});
   }
-  if (training() && lora_) {
+  if (training() && lora_ && !trains_adapter()) {
     train(false);
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "a model without an adapter for training",
-                 .got = cat("the LoRA adapter ", adapter_name_, ", which only computes here"),
-                 .next = "call merge_and_unload() or unload_adapter() before train(); train adapters with peft"});
+                 .got = cat("the LoRA adapter ", adapter_name_, ", which was loaded to compute and not to train"),
+                 .next = "load it with is_trainable, or call merge_and_unload() or unload_adapter() before train()"});
   }
   kernels_.on_mode_change(*this);
 }
@@ -220,15 +222,15 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const bool keeps_router_logits = a.output_router_logits.value_or(parts_->config.mixture.output_router_logits);
   // [batch, time, hidden_size]
   const Tensor hidden = parts_->trunk.forward({.input_ids = a.input_ids,
-                                        .attention_mask = a.attention_mask,
-                                        .position_ids = a.position_ids,
-                                        .cu_seqlens = a.cu_seqlens,
-                                        .max_seqlen = a.max_seqlen,
-                                        .seq_idx = a.seq_idx,
-                                        .cache = a.cache,
-                                        .step = a.step,
-                                        .memory = a.memory,
-                                        .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
+                                               .attention_mask = a.attention_mask,
+                                               .position_ids = a.position_ids,
+                                               .cu_seqlens = a.cu_seqlens,
+                                               .max_seqlen = a.max_seqlen,
+                                               .seq_idx = a.seq_idx,
+                                               .cache = a.cache,
+                                               .step = a.step,
+                                               .memory = a.memory,
+                                               .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
   const bool has_labels = a.labels.defined();
   if (has_labels) {
     if (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0) {
@@ -240,10 +242,11 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     check_tensor(a.labels, "labels", at::kLong, device());
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
-  if (has_labels && !need_logits && parts_->loss.fuses() && all_plain({&parts_->lm_head})) {
+  const Weight& head = parts_->lm_head.weight;
+  if (has_labels && !need_logits && parts_->loss.fuses() && all_fuse({&parts_->lm_head})) {
     const Tensor scaled = parts_->config.logits_scaling == 1 ? hidden : at::div(hidden, parts_->config.logits_scaling);
     out.loss = parts_->loss.from_hidden(
-        scaled, parts_->lm_head.data(),
+        scaled, head.plain() ? head.data : head.dequantised(hidden.scalar_type()),
         {.labels = a.labels, .items = a.num_items_in_batch, .softcap = parts_->config.final_logit_softcapping});
     add_aux_loss(parts_->config.mixture, a, out);
     return out;
@@ -282,6 +285,7 @@ void CausalLM::init_weights(uint64_t seed, at::ScalarType dtype, at::Device devi
 }
 
 void CausalLM::save_pretrained(const std::filesystem::path& folder) {
+  if (trains_adapter()) return save_adapter(folder);
   if (lora_) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a model without an adapter, whose weights are all that it computes with",

@@ -12,6 +12,7 @@
 #include "hotswap/base/json.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/models/generation_config.h"
+#include "hotswap/models/lora_config.h"
 
 namespace hotswap {
 
@@ -50,6 +51,7 @@ struct CausalLMOutput {
 
 class AppliedLora;
 class LoraAdapter;
+struct LoraUse;
 
 class CausalLM : public Module {
  public:
@@ -102,20 +104,30 @@ class CausalLM : public Module {
 
   // A LoRA adapter as peft's save_pretrained wrote it: a folder, or org/name on the Hub. It computes beside the
   // weights, encoded ones too; kernels are bound again. Every key of its config and every tensor of its file is used,
-  // or the Error names it. One at a time, for inference. PretrainedOptions::adapter loads it with the model, which
-  // adapters that replace one of a tied embedding and head need. Defined in models/lora.cpp.
-  void load_adapter(const std::filesystem::path& name, const std::string& revision = "main");
-  void load_adapter(const LoraAdapter& adapter, bool untied = false);  // untied: see apply_lora() in models/lora.h
-  void unload_adapter();                                               // exactly as before
+  // or the Error names it. One at a time. PretrainedOptions::adapter loads it with the model, which adapters that
+  // replace one of a tied embedding and head need. is_trainable: its tensors learn from now on, in float32 at least,
+  // and the model's do not. Defined in models/lora.cpp.
+  void load_adapter(const std::filesystem::path& name, const std::string& revision = "main", bool is_trainable = false);
+  void load_adapter(const LoraAdapter& adapter, const LoraUse& use);  // models/lora.h
+  // A new one, which learns; the model's own tensors do not, but for modules_to_save and bias. Drawn by `seed`.
+  void add_adapter(const LoraConfig& config, uint64_t seed = 0);
+  bool trains_adapter() const;
+  // The tensors of an adapter that trains become those of a folder that save_pretrained() wrote.
+  void restore_adapter(const std::filesystem::path& folder);
+  void unload_adapter();  // exactly as before; of one that trained, the model's tensors learn again
   // The adapter becomes a part of the weights: save_pretrained() writes them. Encoded ones are unpacked first.
   void merge_and_unload();
   const std::string& adapter_name() const { return adapter_name_; }  // its folder's; empty: none is loaded
+  // What learns, once each: parameters that require gradients, then the tensors of an adapter that trains, below their
+  // layers' names ("model.layers.0.self_attn.q_proj.lora_A.weight").
+  void each_trained(const TensorVisitor& visit);
 
   // Fresh weights as transformers draws them: what each part says of its tensors (Init), spread by initializer_range.
   void init_weights(uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
 
   // A folder that transformers and from_pretrained load: config.json, weights, generation_config.json and, where the
-  // model came from a folder with them, the tokenizer's files.
+  // model came from a folder with them, the tokenizer's files. With an adapter that trains, as transformers: the
+  // adapter in peft's files, and no model.
   void save_pretrained(const std::filesystem::path& folder);
   void set_source(std::filesystem::path folder) { source_ = std::move(folder); }
   const std::filesystem::path& source() const { return source_; }
@@ -127,6 +139,8 @@ class CausalLM : public Module {
   struct Parts;  // causal_lm_impl.h: the layers, and the config that they are made by
   const KernelReport& bind_kernels(Mode mode);
   void bind_again();
+  void save_adapter(const std::filesystem::path& folder);
+  void check_takes_adapter(const std::string& name) const;  // Error: it has one, or no weights
   void join_projections();
   std::vector<std::pair<std::string, Tensor>> plain_tensors();  // encoded ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;                 // [..., hidden_size] -> [..., vocab]

@@ -1,9 +1,13 @@
 // An adapter read from its folder, and a model's own; what its tensors change is lora_plan.cpp's.
 #include "hotswap/models/lora.h"
 
+#include <set>
+
 #include "hotswap/base/error.h"
 #include "hotswap/models/causal_lm_impl.h"
+#include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/model_folder.h"
+#include "hotswap/models/tokenizer_files.h"
 
 namespace hotswap {
 
@@ -24,21 +28,39 @@ LoraAdapter LoraAdapter::read(const std::filesystem::path& name, const std::stri
                     ? "save adapter_model.bin, whose pickle could run code, as safetensors: peft >= 0.6 does"
                     : "fetch the adapter again: it is not whole");
   const auto last = name.filename().empty() ? name.parent_path().filename() : name.filename();
-  return {last.string(), folder, LoraConfig::read(config), SafetensorsFile(weights)};
+  const SafetensorsFile file(weights);
+  std::map<std::string, Tensor> tensors;
+  for (const std::string& tensor : file.names()) tensors[tensor] = file.tensor(tensor);
+  return {last.string(), weights.string(), Json::read(config), std::move(tensors)};
 }
 
-void CausalLM::load_adapter(const std::filesystem::path& name, const std::string& revision) {
-  load_adapter(LoraAdapter::read(name, revision));
+LoraConfig LoraAdapter::config() const { return LoraConfig::from_json(json_, /*fresh=*/false); }
+
+namespace {
+
+[[noreturn]] void refuse_adapter(std::string expected, std::string got, std::string next) {
+  throw Error({.kind = ErrorKind::kInvalidArgument, .wanted = expected, .got = got, .next = next});
 }
 
-void CausalLM::load_adapter(const LoraAdapter& adapter, bool untied) {
-  const auto refuse = [](std::string expected, std::string got, std::string next) {
-    throw Error({.kind = ErrorKind::kInvalidArgument, .wanted = expected, .got = got, .next = next});
-  };
-  if (lora_) refuse("one adapter at a time", cat(adapter.name(), " beside ", adapter_name_), "call unload_adapter()");
-  if (training()) refuse("a model in evaluation mode for an adapter", "one in training", "call eval() first");
-  if (device().is_meta()) refuse("a model with weights for an adapter", "one on the meta device", "load its weights");
-  lora_ = std::make_shared<AppliedLora>(apply_lora(*this, adapter, untied));
+}  // namespace
+
+void CausalLM::check_takes_adapter(const std::string& name) const {
+  if (lora_) refuse_adapter("one adapter at a time", cat(name, " beside ", adapter_name_), "call unload_adapter()");
+  if (device().is_meta())
+    refuse_adapter("a model with weights for an adapter", "one on the meta device", "load its weights");
+}
+
+void CausalLM::load_adapter(const std::filesystem::path& name, const std::string& revision, bool is_trainable) {
+  load_adapter(LoraAdapter::read(name, revision), {.trains = is_trainable});
+}
+
+void CausalLM::load_adapter(const LoraAdapter& adapter, const LoraUse& use) {
+  check_takes_adapter(adapter.name());
+  if (training() && !use.trains) {
+    refuse_adapter("a model in evaluation mode for an adapter", "one in training",
+                   "call eval() first, or load the adapter as one that trains (is_trainable)");
+  }
+  lora_ = std::make_shared<AppliedLora>(apply_lora(*this, adapter, use));
   adapter_name_ = adapter.name();
   try {
     bind_again();
@@ -46,6 +68,41 @@ void CausalLM::load_adapter(const LoraAdapter& adapter, bool untied) {
     unload_adapter();
     throw;
   }
+}
+
+void CausalLM::add_adapter(const LoraConfig& config, uint64_t seed) {
+  check_takes_adapter("a new one");
+  load_adapter(LoraAdapter::fresh(*this, config, seed), {.trains = true});
+}
+
+bool CausalLM::trains_adapter() const { return lora_ && lora_->trains(); }
+
+void CausalLM::save_adapter(const std::filesystem::path& folder) {
+  std::filesystem::create_directories(folder);
+  lora_->save(folder);
+  if (!source_.empty()) copy_tokenizer_files(source_, folder);
+}
+
+void CausalLM::restore_adapter(const std::filesystem::path& folder) {
+  if (!trains_adapter()) {
+    refuse_adapter("a model whose adapter trains", lora_ ? "one whose adapter only computes" : "one without an adapter",
+                   "call add_adapter(), or load_adapter() with is_trainable");
+  }
+  lora_->restore(folder);
+}
+
+void CausalLM::each_trained(const TensorVisitor& visit) {
+  each_parameter([&](const std::string& name, Tensor& tensor) {
+    if (tensor.requires_grad()) visit(name, tensor);
+  });
+  std::set<const void*> seen;  // A of several layers is one
+  each_module([&](const std::string& name, Module& module) {
+    const auto visit_new = [&](const std::string& end, Tensor& tensor) {
+      if (seen.insert(tensor.unsafeGetTensorImpl()).second) visit(cat(name, ".", end), tensor);
+    };
+    if (auto* linear = dynamic_cast<Linear*>(&module)) linear->each_adapter_tensor(visit_new);
+    if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->each_adapter_tensor(visit_new);
+  });
 }
 
 void CausalLM::unload_adapter() {

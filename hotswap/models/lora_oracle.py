@@ -7,6 +7,9 @@ merge_and_unload() is right (of tied weights it changes both), and OUT/<case>/ex
     input_ids [2, time]   logits [2, time, vocab] float32   bf16_logits, the base model in bfloat16
     base_logits           without the adapter
     greedy [1, n + new]   generate(do_sample=False) of the first n = 5 ids of the first row
+    loss                  of input_ids as labels, and grad.<name>: its gradient of each tensor of the adapter's file
+                          that is trained
+and OUT/targets.json: peft's target_modules for each model_type.
 """
 
 import json
@@ -103,6 +106,19 @@ def trained(model):
             p.data.add_(torch.randn_like(p) * (0.25 if "lora_" in name and "magnitude" not in name else 0.1))
 
 
+def gradients(model, ids):
+    """By the names of the adapter's file."""
+    model.zero_grad()
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    found = {"loss": loss.detach()}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            name = name.replace(".modules_to_save.default", "").replace("magnitude_vector.default.weight", "magnitude_vector")
+            found["grad." + name.replace(".default", "")] = p.grad
+    return found
+
+
 def write_case(folder, family, differs, options):
     eager = "eager" if family in ("gemma2", "gpt_oss") else None
     config = transformers.AutoConfig.for_model(
@@ -120,15 +136,16 @@ def write_case(folder, family, differs, options):
     trained(made)
     made.save_pretrained(folder + "/adapter")
 
-    def loaded(dtype):
+    def loaded(dtype, trains=False):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder + "/model", dtype=dtype, attn_implementation=eager)
-        return peft.PeftModel.from_pretrained(model, folder + "/adapter").eval()
+        return peft.PeftModel.from_pretrained(model, folder + "/adapter", is_trainable=trains).eval()
 
     model = loaded(torch.float32)
     with torch.no_grad():
         out["logits"] = model(input_ids=ids, use_cache=False).logits
         out["greedy"] = model.generate(input_ids=ids[:1, :5], max_new_tokens=12, do_sample=False, eos_token_id=None)
         out["bf16_logits"] = loaded(torch.bfloat16)(input_ids=ids, use_cache=False).logits
+    out |= gradients(loaded(torch.float32, trains=True), ids)
     save_file({k: v.contiguous() for k, v in out.items()}, folder + "/expected.safetensors")
     if not (config.tie_word_embeddings and ("embed" in str(options) or "lm_head" in str(options))):
         model.merge_and_unload().save_pretrained(folder + "/merged")
@@ -141,6 +158,8 @@ def main():
     transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     torch.set_num_threads(2)
+    with open(os.path.join(root, "targets.json"), "w") as file:
+        json.dump(peft.utils.constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING, file)
     for i, (name, case) in enumerate(CASES.items()):
         torch.manual_seed(i)
         write_case(os.path.join(root, name), *case)

@@ -1,10 +1,6 @@
 // What an adapter's file changes in a model: each of its tensors, and the layer or the tensor that it is for.
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/div.h>
 #include <ATen/ops/equal.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <map>
@@ -17,36 +13,10 @@
 #include "hotswap/models/formats/tensor_rules.h"
 #include "hotswap/models/formats/tensors_checkpoint.h"
 #include "hotswap/models/lora.h"
+#include "hotswap/models/lora_sites.h"
 
 namespace hotswap {
 namespace {
-
-constexpr std::string_view kPrefix = "base_model.model.";
-constexpr const char *kHead = "lm_head", *kEmbedding = "model.embed_tokens";
-
-// Names of transformers. Those that module_names changes for rows of the kernel report are of experts, whose tensors
-// have the names of the model here.
-WholeName transformers_name(const CausalLM& model, const std::string& name) {
-  const Family& family = model.family();
-  const bool of_experts = cat(name, ".").find(".experts.") != std::string::npos;
-  return whole_name(family.tensor_rules(model.config()),
-                    of_experts ? name : name_before(family.module_names(model.config()), name));
-}
-
-// A module of transformers and what it is here: a Linear, or several that are the parts of one, or an Embedding.
-struct Site {
-  std::map<size_t, Linear*> parts;
-  Embedding* embedding = nullptr;
-  int64_t in() const {
-    return embedding != nullptr ? embedding->weight.rows() : parts.begin()->second->weight.columns();
-  }
-  int64_t out() const {
-    if (embedding != nullptr) return embedding->weight.columns();
-    int64_t rows = 0;
-    for (const auto& [part, linear] : parts) rows += linear->weight.rows();
-    return rows;
-  }
-};
 
 // Of one module, by the end of their names.
 using LoraTensors = std::map<std::string, Tensor>;
@@ -56,9 +26,9 @@ using LoraTensors = std::map<std::string, Tensor>;
 // Everything is read and checked here, then put into the layers at once.
 class LoraPlan {
  public:
-  LoraPlan(CausalLM& model, const LoraAdapter& adapter, bool untied)
-      : model_(model), adapter_(adapter), config_(adapter.config()), untied_(untied) {
-    find_sites();
+  LoraPlan(CausalLM& model, const LoraAdapter& adapter, LoraUse use)
+      : model_(model), adapter_(adapter), rules_(adapter.rules()), use_(use), sites_(model) {
+    if (use_.trains) config_ = adapter.config();
     sort_tensors();
     plan_products();
     plan_whole_tensors();
@@ -69,9 +39,12 @@ class LoraPlan {
     const at::NoGradGuard no_grad;
     AppliedLora applied;
     applied.model_ = &model_;
-    for (const auto& change : whole_) applied.undo_.push_back(change());
+    applied.use_ = use_;
+    applied.config_ = config_;
+    if (use_.trains) model_.requires_grad(false);
+    for (const WholeChange& change : whole_) applied.undo_.push_back(put(change));
     for (auto& [linear, adapter] : linears_) {
-      add_gain(*linear, adapter);  // of the weight as it is now
+      if (!use_.trains) adapter = adapter.with_gain(linear->weight);  // of the weight as it is now
       linear->set_adapter(std::move(adapter));
     }
     for (auto& [embedding, adapter] : embeddings_) embedding->set_adapter(std::move(adapter));
@@ -79,48 +52,64 @@ class LoraPlan {
     return applied;
   }
 
- private:
-  // Undone by the function that it returns.
-  using Change = std::function<std::function<void()>()>;
+  // Into the tensors of an adapter that trains already.
+  void copy_into() const {
+    const at::NoGradGuard no_grad;
+    for (const WholeChange& change : whole_) {
+      if (change.trains) change.tensor->copy_(change.fresh);
+    }
+    const auto copy = [](const Adapter& to, const Adapter& from) {
+      to.a.copy_(from.a);
+      to.b.copy_(from.b);
+      if (to.magnitude.defined()) to.magnitude.copy_(from.magnitude);
+    };
+    for (const auto& [linear, adapter] : linears_) copy(*linear->adapter(), adapter);
+    for (const auto& [embedding, adapter] : embeddings_) copy(*embedding->adapter(), adapter);
+  }
 
-  void find_sites() {
-    model_.each_module([&](const std::string& name, Module& module) {
-      auto* linear = dynamic_cast<Linear*>(&module);
-      auto* embedding = dynamic_cast<Embedding*>(&module);
-      if (linear == nullptr && embedding == nullptr) return;
-      const WholeName whole = transformers_name(model_, name);
-      Site& site = sites_[whole.name];
-      site.embedding = embedding;
-      if (linear != nullptr) site.parts[whole.part] = linear;
-    });
-    head_ = transformers_name(model_, kHead).name;
-    embedding_ = transformers_name(model_, kEmbedding).name;
+ private:
+  // A tensor of the model, of a weight where that is not null, and what replaces it.
+  struct WholeChange {
+    Tensor* tensor;
+    Weight* weight;
+    Tensor fresh;
+    bool trains;
+  };
+
+  // Undone by the function that it returns.
+  static std::function<void()> put(const WholeChange& change) {
+    Tensor fresh = change.fresh;
+    fresh.set_requires_grad(change.trains);
+    if (change.weight == nullptr) {
+      const Tensor old = std::exchange(*change.tensor, fresh);
+      return [tensor = change.tensor, old] { *tensor = old; };
+    }
+    const Weight before = *change.weight;
+    *change.weight = {.data = fresh, .shard = before.shard};
+    return [weight = change.weight, before] { *weight = before; };
   }
 
   // Is it among what the config's modules are, or, of a tied model, what follows from that?
-  bool is_target(const std::string& module, const Site& site) const {
-    const auto targets = [&](const std::string& name, bool is_linear) {
-      return config_.targets({.name = name, .is_linear = is_linear, .is_head = name == head_});
-    };
-    if (targets(module, site.embedding == nullptr)) return true;
-    return module == head_ && ties() && targets(embedding_, false);
+  bool is_target(const std::string& module) const {
+    if (sites_.targets(rules_, module)) return true;
+    return module == sites_.head && ties() && sites_.targets(rules_, sites_.embedding);
   }
-  bool ties() const { return config_.ensure_weight_tying && (untied_ || model_.config().tie_word_embeddings); }
+  bool ties() const { return rules_.ensure_weight_tying && (use_.untied || model_.config().tie_word_embeddings); }
 
   // "<module>.lora_A.weight" into its module's; what has no such end is a whole tensor, without peft's "base_layer.".
   void sort_tensors() {
     constexpr const char* kEnds[] = {"lora_A.weight",    "lora_B.weight",    "lora_B.bias",
                                      "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"};
-    for (const std::string& stored : adapter_.file().names()) {
-      if (!stored.starts_with(kPrefix)) {
-        unexpected_.push_back(cat(stored, " (not below ", kPrefix, ")"));
+    for (const auto& [stored, tensor] : adapter_.tensors()) {
+      if (!stored.starts_with(kPeftPrefix)) {
+        unexpected_.push_back(cat(stored, " (not below ", kPeftPrefix, ")"));
         continue;
       }
-      const std::string name = stored.substr(kPrefix.size());
+      const std::string name = stored.substr(kPeftPrefix.size());
       const auto end =
           std::find_if(std::begin(kEnds), std::end(kEnds), [&](const char* e) { return name.ends_with(cat(".", e)); });
       if (end != std::end(kEnds)) {
-        lora_[name.substr(0, name.size() - std::string(*end).size() - 1)][*end] = adapter_.file().tensor(stored);
+        lora_[name.substr(0, name.size() - std::string(*end).size() - 1)][*end] = tensor;
       } else {
         sort_whole(stored, name);
       }
@@ -134,12 +123,12 @@ class LoraPlan {
     const std::string plain = of_base ? name.substr(0, at + 1) + name.substr(at + base.size()) : name;
     const size_t dot = plain.rfind('.');
     const std::string module = plain.substr(0, dot == std::string::npos ? 0 : dot);
-    const bool is_bias = config_.bias != LoraBias::kNone && plain.find("bias") != std::string::npos;
+    const bool is_bias = rules_.bias != LoraBias::kNone && plain.find("bias") != std::string::npos;
     // peft saves the table of an embedding or a head that has an adapter, or whose size changed, beside the adapter.
-    const bool is_table = (module == head_ || module == embedding_) && plain.ends_with(".weight");
-    const bool saved = !of_base && config_.saves(module);
+    const bool is_table = (module == sites_.head || module == sites_.embedding) && plain.ends_with(".weight");
+    const bool saved = !of_base && rules_.saves(module);
     if (saved || is_bias || is_table) {
-      whole_tensors_[plain] = adapter_.file().tensor(stored);
+      whole_tensors_[plain] = adapter_.tensors().at(stored);
       if (is_table && !saved) tables_of_base_.insert(plain);
     } else {
       unexpected_.push_back(
@@ -148,11 +137,11 @@ class LoraPlan {
   }
 
   void plan_products() {
-    for (const auto& [module, site] : sites_) {
+    for (const auto& [module, site] : sites_.all) {
       const auto found = lora_.find(module);
-      const bool target = is_target(module, site);
+      const bool target = is_target(module);
       if (found == lora_.end()) {
-        if (target) missing_.push_back(cat(kPrefix, module, ": no tensors, and target_modules names it"));
+        if (target) missing_.push_back(cat(kPeftPrefix, module, ": no tensors, and target_modules names it"));
       } else if (!target) {
         unexpected(module, found->second, "target_modules does not name it");
       } else {
@@ -160,18 +149,18 @@ class LoraPlan {
       }
     }
     for (const auto& [module, tensors] : lora_) {
-      if (!sites_.contains(module)) unexpected(module, tensors, "no Linear or Embedding of this model");
+      if (!sites_.all.contains(module)) unexpected(module, tensors, "no Linear or Embedding of this model");
     }
   }
 
   void unexpected(const std::string& module, const LoraTensors& tensors, const char* why) {
-    for (const auto& [end, tensor] : tensors) unexpected_.push_back(cat(kPrefix, module, ".", end, " (", why, ")"));
+    for (const auto& [end, tensor] : tensors) unexpected_.push_back(cat(kPeftPrefix, module, ".", end, " (", why, ")"));
   }
 
   // A tensor of that shape, in the type that adapters compute in.
   Tensor taken(const std::string& module, LoraTensors& tensors, const std::string& end, std::vector<int64_t> shape) {
     const auto found = tensors.find(end);
-    const std::string name = cat(kPrefix, module, ".", end);
+    const std::string name = cat(kPeftPrefix, module, ".", end);
     if (found == tensors.end()) {
       missing_.push_back(name);
       return {};
@@ -187,25 +176,26 @@ class LoraPlan {
     return tensor.to(model_.device(), wide, /*non_blocking=*/false, /*copy=*/true);
   }
 
-  void plan_product(const std::string& module, const Site& site, LoraTensors tensors) {
+  void plan_product(const std::string& module, const LoraSite& site, LoraTensors tensors) {
     const bool embeds = site.embedding != nullptr;
-    const int64_t rank = config_.rank_of(module), in = site.in(), out = site.out();
+    const int64_t rank = rules_.rank_of(module), in = site.in(), out = site.out();
     Adapter adapter{.a = taken(module, tensors, embeds ? "lora_embedding_A" : "lora_A.weight", {rank, in}),
                     .b = taken(module, tensors, embeds ? "lora_embedding_B" : "lora_B.weight", {out, rank}),
-                    .scale = config_.scale_of(module)};
-    if (config_.lora_bias && !embeds) {
+                    .scale = rules_.scale_of(module)};
+    if (rules_.lora_bias && !embeds) {
       adapter.bias = taken(module, tensors, "lora_B.bias", {out});
       if (adapter.bias.defined()) adapter.bias.mul_(adapter.scale);
     }
-    if (config_.use_dora && embeds) {
+    if (rules_.use_dora && embeds) {
       refused_ = cat("use_dora for the embedding ", module);
       tensors.erase("lora_magnitude_vector");
-    } else if (config_.use_dora) {
-      adapter.gain = taken(module, tensors, "lora_magnitude_vector", {out});
+    } else if (rules_.use_dora) {
+      adapter.magnitude = taken(module, tensors, "lora_magnitude_vector", {out});
     }
     unexpected(module, tensors, "not of such an adapter");
     if (!adapter.a.defined() || !adapter.b.defined()) return;
     if (embeds) {
+      if (use_.trains) make_trained(adapter);
       embeddings_.emplace_back(site.embedding, std::move(adapter));
     } else {
       plan_parts(site, adapter);
@@ -213,25 +203,34 @@ class LoraPlan {
   }
 
   // Parts of one Linear share what reads x; each has its rows of the rest.
-  void plan_parts(const Site& site, const Adapter& whole) {
+  void plan_parts(const LoraSite& site, const Adapter& whole) {
     int64_t begin = 0;
+    std::shared_ptr<AdapterDropout> dropout;
+    if (use_.trains && config_.lora_dropout > 0) {
+      dropout = std::make_shared<AdapterDropout>(
+          AdapterDropout{.p = config_.lora_dropout, .parts = static_cast<int64_t>(site.parts.size())});
+    }
     for (const auto& [part, linear] : site.parts) {
       const int64_t rows = linear->weight.rows();
       const auto own = [&](const Tensor& t) { return t.defined() ? t.narrow(0, begin, rows) : t; };
-      linears_.emplace_back(
-          linear,
-          Adapter{
-              .a = whole.a, .b = own(whole.b), .scale = whole.scale, .bias = own(whole.bias), .gain = own(whole.gain)});
+      Adapter adapter{.a = whole.a,
+                      .b = own(whole.b),
+                      .scale = whole.scale,
+                      .bias = own(whole.bias),
+                      .magnitude = own(whole.magnitude),
+                      .dropout = dropout};
+      if (use_.trains) make_trained(adapter);
+      linears_.emplace_back(linear, std::move(adapter));
       begin += rows;
     }
   }
 
-  // DoRA's magnitudes were trained; their norms are those of the rows of W + scale * b a.
-  static void add_gain(const Linear& linear, Adapter& adapter) {
-    if (!adapter.gain.defined()) return;
-    const Tensor magnitude = std::exchange(adapter.gain, Tensor());
-    const Tensor weight = linear.weight.dequantised(adapter.a.scalar_type());
-    adapter.gain = at::div(magnitude, at::linalg_vector_norm(adapter.merged(weight), 2, 1));
+  // Tensors that an optimizer takes, A of several parts one.
+  static void make_trained(Adapter& adapter) {
+    adapter.a.set_requires_grad(true);
+    for (Tensor* own : {&adapter.b, &adapter.magnitude}) {
+      if (own->defined()) *own = own->detach().clone().set_requires_grad(true);
+    }
   }
 
   // modules_to_save, biases, and tables: in the model's terms, in place of its own tensors.
@@ -241,13 +240,12 @@ class LoraPlan {
     std::map<const Tensor*, Weight*> weights;
     model_.each_tensor([&](const std::string& name, Tensor& tensor) { own[name] = &tensor; });
     model_.each_weight([&](const std::string&, Weight& weight) { weights[&weight.data] = &weight; });
-    const auto read =
-        in_model_terms(std::make_unique<TensorsCheckpoint>(whole_tensors_, adapter_.file().path().string()),
-                       model_.family().tensor_rules(model_.config()), model_);
+    const auto read = in_model_terms(std::make_unique<TensorsCheckpoint>(whole_tensors_, adapter_.where()),
+                                     model_.family().tensor_rules(model_.config()), model_);
     for (const std::string& name : read->names()) {
       const auto found = own.find(name);
       if (found == own.end()) {
-        unexpected_.push_back(cat(kPrefix, name, " (no such tensor in this model)"));
+        unexpected_.push_back(cat(kPeftPrefix, name, " (no such tensor in this model)"));
         continue;
       }
       Weight* weight = weights.contains(found->second) ? weights.at(found->second) : nullptr;
@@ -256,14 +254,15 @@ class LoraPlan {
           weight != nullptr ? std::vector<int64_t>{weight->rows(), weight->columns()} : old.sizes().vec();
       if (read->shape(name) != shape) {
         mismatched_.push_back(
-            cat(kPrefix, name, " (model: [", join(shape), "], file: [", join(read->shape(name)), "])"));
+            cat(kPeftPrefix, name, " (model: [", join(shape), "], file: [", join(read->shape(name)), "])"));
         continue;
       }
       const bool encoded = weight != nullptr && weight->encoded();
       const Tensor fresh = read->tensor(name).to(model_.device(), encoded ? model_.dtype() : old.scalar_type(),
                                                  /*non_blocking=*/false, /*copy=*/true);
-      if (!encoded && at::equal(old, fresh)) continue;
-      plan_change(found->second, weight, fresh);
+      const bool trains = use_.trains && is_trained(transformers_name(model_, name).name);
+      if (!encoded && !trains && at::equal(old, fresh)) continue;
+      whole_.push_back({found->second, weight, fresh, trains});
     }
     check_saved(own, *read);
   }
@@ -271,9 +270,9 @@ class LoraPlan {
   // What peft saves of the base model's one table is that of embedding and head; a head that is trained apart from its
   // embedding needs a weight of its own.
   void share_tables() {
-    const std::string head = head_ + ".weight", table = embedding_ + ".weight";
+    const std::string head = sites_.head + ".weight", table = sites_.embedding + ".weight";
     const bool tied = model_.config().tie_word_embeddings;
-    if (!tied && !untied_) return;
+    if (!tied && !use_.untied) return;
     if (tied) {
       const bool saves_one = whole_tensors_.contains(table) && !tables_of_base_.contains(table);
       if (whole_tensors_.contains(head) && !tables_of_base_.contains(head)) needs_untied_ = true;
@@ -287,17 +286,14 @@ class LoraPlan {
     if (tables_of_base_.contains(head) && !whole_tensors_.contains(table)) whole_tensors_[table] = whole_tensors_[head];
   }
 
-  void plan_change(Tensor* tensor, Weight* weight, const Tensor& fresh) {
-    whole_.emplace_back([tensor, weight, fresh]() -> std::function<void()> {
-      const Tensor old = *tensor;
-      if (weight == nullptr) {
-        *tensor = fresh;
-        return [tensor, old] { *tensor = old; };
-      }
-      const Weight before = *weight;
-      *weight = {.data = fresh, .shard = before.shard};
-      return [weight, before] { *weight = before; };
-    });
+  // Of modules_to_save and bias; not a table that peft saves beside an adapter.
+  bool is_trained(const std::string& tensor) const {
+    const std::string module = tensor.substr(0, tensor.rfind('.'));
+    return rules_.saves(module) || is_bias(tensor, module);
+  }
+  bool is_bias(const std::string& tensor, const std::string& module) const {
+    return tensor.ends_with(".bias") &&
+           (rules_.bias == LoraBias::kAll || (rules_.bias == LoraBias::kLoraOnly && lora_.contains(module)));
   }
 
   // Every tensor of what modules_to_save and bias name came.
@@ -306,17 +302,14 @@ class LoraPlan {
     for (const auto& [name, tensor] : own) {
       const std::string whole = transformers_name(model_, name).name;
       const std::string module = whole.substr(0, whole.rfind('.'));
-      const bool saved = config_.saves(module);
-      for (const std::string& entry : config_.modules_to_save) {
-        if (LoraConfig::saves_by(entry, module)) found.insert(entry);
+      const bool saved = rules_.saves(module);
+      for (const std::string& entry : rules_.modules_to_save) {
+        if (LoraRules::saves_by(entry, module)) found.insert(entry);
       }
-      const bool bias = whole.ends_with(".bias") && (config_.bias == LoraBias::kAll ||
-                                                     (config_.bias == LoraBias::kLoraOnly && lora_.contains(module)));
-      if ((saved || bias) && !read.has(name)) missing_.push_back(cat(kPrefix, whole));
+      if ((saved || is_bias(whole, module)) && !read.has(name)) missing_.push_back(cat(kPeftPrefix, whole));
     }
-    if (model_.config().tie_word_embeddings)
-      found.insert(config_.modules_to_save.begin(), config_.modules_to_save.end());
-    for (const std::string& entry : config_.modules_to_save) {
+    if (model_.config().tie_word_embeddings) found.insert(rules_.modules_to_save.begin(), rules_.modules_to_save.end());
+    for (const std::string& entry : rules_.modules_to_save) {
       if (!found.contains(entry))
         missing_.push_back(cat("modules_to_save = ", entry, ": no such module in this model"));
     }
@@ -326,13 +319,13 @@ class LoraPlan {
     if (needs_untied_) {
       throw Error({.kind = ErrorKind::kUnsupported,
                    .wanted = "a model whose embedding and output head are two weights, since this adapter replaces one",
-                   .got = cat("tie_word_embeddings = true, and ", adapter_.file().path().string()),
+                   .got = cat("tie_word_embeddings = true, and ", adapter_.where()),
                    .next = "load the model with the adapter (PretrainedOptions::adapter), which gives it two"});
     }
     if (!refused_.empty()) {
       throw Error({.kind = ErrorKind::kUnsupported,
                    .wanted = "an adapter whose layers are implemented",
-                   .got = cat(refused_, " in ", adapter_.folder().string()),
+                   .got = cat(refused_, " in ", adapter_.where()),
                    .next = "merge the adapter in Python: merge_and_unload() of peft, then save_pretrained"});
     }
     std::vector<std::string> parts;
@@ -343,10 +336,9 @@ class LoraPlan {
     list(unexpected_, " unexpected: ");
     list(mismatched_, " of another shape: ");
     if (parts.empty() && (!linears_.empty() || !embeddings_.empty() || !whole_.empty())) return;
-    const std::string& base = config_.base_model;
+    const std::string& base = rules_.base_model;
     throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = cat("exactly the tensors that adapter_config.json and the model need in ",
-                               adapter_.file().path().string()),
+                 .wanted = cat("exactly the tensors that adapter_config.json and the model need in ", adapter_.where()),
                  .got = parts.empty() ? "no module that target_modules or modules_to_save name" : join(parts, "; "),
                  .next = base.empty() ? std::string("take the adapter that was trained for this model")
                                       : cat("check that this is the model that the adapter was trained for: ", base)});
@@ -354,16 +346,16 @@ class LoraPlan {
 
   CausalLM& model_;
   const LoraAdapter& adapter_;
-  const LoraConfig& config_;
-  bool untied_;
-  std::string head_, embedding_;  // by transformers' names
-  std::map<std::string, Site> sites_;
+  const LoraRules& rules_;
+  LoraUse use_;
+  LoraConfig config_;  // of one that trains
+  LoraSites sites_;
   std::map<std::string, LoraTensors> lora_;
   std::map<std::string, Tensor> whole_tensors_;
   std::set<std::string> tables_of_base_;  // among them: what the base model had when it was trained
   std::vector<std::pair<Linear*, Adapter>> linears_;
   std::vector<std::pair<Embedding*, Adapter>> embeddings_;
-  std::vector<Change> whole_;
+  std::vector<WholeChange> whole_;
   bool needs_untied_ = false;
   std::string refused_;
   std::vector<std::string> missing_, unexpected_, mismatched_;
@@ -371,12 +363,12 @@ class LoraPlan {
 
 bool LoraAdapter::changes_embedding_or_head(const CausalLM& model) const {
   const auto begins = [](const std::string& name, const std::string& module) {
-    return name.starts_with(cat(kPrefix, module, "."));
+    return name.starts_with(cat(kPeftPrefix, module, "."));
   };
-  const std::string head = transformers_name(model, kHead).name, embedding = transformers_name(model, kEmbedding).name;
-  const auto& names = file_.names();
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return begins(name, head) || begins(name, embedding); });
+  const std::string head = transformers_name(model, "lm_head").name,
+                    embedding = transformers_name(model, "model.embed_tokens").name;
+  return std::any_of(tensors_.begin(), tensors_.end(),
+                     [&](const auto& named) { return begins(named.first, head) || begins(named.first, embedding); });
 }
 
 void AppliedLora::remove() {
@@ -386,6 +378,7 @@ void AppliedLora::remove() {
   });
   for (auto undo = undo_.rbegin(); undo != undo_.rend(); ++undo) (*undo)();
   undo_.clear();
+  if (use_.trains) model_->requires_grad(true);
   model_->tensors_changed();
 }
 
@@ -399,11 +392,17 @@ void AppliedLora::merge() {
     if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->merge_adapter();
   });
   undo_.clear();
+  if (use_.trains) model_->requires_grad(true);
   model_->tensors_changed();
 }
 
-AppliedLora apply_lora(CausalLM& model, const LoraAdapter& adapter, bool untied) {
-  return LoraPlan(model, adapter, untied).apply();
+void AppliedLora::restore(const std::filesystem::path& folder) {
+  const LoraAdapter adapter = LoraAdapter::read(folder);
+  LoraPlan(*model_, adapter, use_).copy_into();
+}
+
+AppliedLora apply_lora(CausalLM& model, const LoraAdapter& adapter, LoraUse use) {
+  return LoraPlan(model, adapter, use).apply();
 }
 
 }  // namespace hotswap

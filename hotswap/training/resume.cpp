@@ -148,6 +148,7 @@ void check_resumed_arguments(const fs::path& folder, const TrainerState& saved, 
 }
 
 void load_weights(CausalLM& model, const fs::path& folder) {
+  if (model.trains_adapter()) return model.restore_adapter(folder);  // the weights beside it do not change
   const at::NoGradGuard no_grad;
   const auto saved = AutoModelForCausalLM::from_pretrained(folder, {.device_map = "cpu"});
   std::map<std::string, Tensor> tensors;
@@ -170,7 +171,7 @@ void load_weights(CausalLM& model, const fs::path& folder) {
 
 std::vector<std::string> names_of(CausalLM& model, const std::vector<Tensor>& parameters) {
   std::map<const void*, std::string> names;
-  model.each_tensor([&](const std::string& name, Tensor& tensor) { names[tensor.unsafeGetTensorImpl()] = name; });
+  model.each_trained([&](const std::string& name, Tensor& tensor) { names[tensor.unsafeGetTensorImpl()] = name; });
   std::vector<std::string> found;
   for (const Tensor& parameter : parameters) {
     const auto name = names.find(parameter.unsafeGetTensorImpl());

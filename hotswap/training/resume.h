@@ -23,8 +23,8 @@ std::optional<std::string> why_not_whole(const std::filesystem::path& folder);
 void check_resumed_arguments(const std::filesystem::path& folder, const TrainerState& saved,
                              const TrainingArguments& arguments);
 
-// The weights of a folder into a model of the same tensors, in the model's dtype. Error that names the first tensor
-// that differs, before any is changed.
+// The weights of a folder into a model of the same tensors, in the model's dtype; where an adapter trains, the
+// adapter's. Error that names the first tensor that differs, before any is changed.
 void load_weights(CausalLM& model, const std::filesystem::path& folder);
 
 // The names of parameters by the model's tensors, in their order. Error where one is none of the model's.

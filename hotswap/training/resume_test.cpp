@@ -389,5 +389,30 @@ TEST(Killed, AFullDiskEndsTheRunByItsName) {
   }
 }
 
+// Its checkpoints hold the adapter alone; masks of dropout come of a generator whose state they have.
+TEST(Resume, AnAdapterGoesOnToTheBit) {
+  const TempFolder whole, cut;
+  const auto train = [](const fs::path& output, int64_t steps, const std::string& resume) {
+    const auto model = resumed_model();
+    model->add_adapter({.r = 2, .lora_dropout = 0.25}, /*seed=*/7);
+    TrainingArguments arguments = arguments_in(output);
+    arguments.max_steps = 8, arguments.save_steps = steps;
+    Trainer trainer(model, arguments, rows());
+    trainer.train(resume);
+    return model;
+  };
+  const auto expected = train(whole.path(), 4, {});
+  EXPECT_TRUE(fs::exists(whole.path() / "checkpoint-4/adapter_model.safetensors"));
+  EXPECT_FALSE(fs::exists(whole.path() / "checkpoint-4/model.safetensors"));
+  const auto resumed = train(cut.path(), 100, (whole.path() / "checkpoint-4").string());
+  std::map<std::string, Tensor> wanted;
+  expected->each_trained([&](const std::string& name, Tensor& tensor) { wanted[name] = tensor; });
+  EXPECT_FALSE(wanted.empty());
+  resumed->each_trained([&](const std::string& name, Tensor& tensor) {
+    ASSERT_TRUE(wanted.contains(name)) << name;
+    EXPECT_TRUE(at::equal(tensor, wanted[name])) << name;
+  });
+}
+
 }  // namespace
 }  // namespace hotswap

@@ -1,5 +1,8 @@
 #include "hotswap/training/trainer.h"
 
+#include <ATen/Context.h>
+
+#include <mutex>
 #include <regex>
 
 #include "hotswap/base/error.h"
@@ -34,6 +37,13 @@ void check_model(const CausalLM& model, const TrainingArguments& a) {
   }
 }
 
+// As Trainer's set_seed: what an adapter's dropout draws its seeds of.
+void seed_dropout(int64_t seed) {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_current_seed(static_cast<uint64_t>(seed));
+}
+
 }  // namespace
 
 double TrainOutput::train_tokens_per_second() const {
@@ -50,8 +60,7 @@ std::shared_ptr<AdamW> make_optimizer(CausalLM& model, const TrainingArguments& 
   // The names that transformers leaves out.
   static const std::regex kNoDecay(R"(bias|layernorm|rmsnorm|(^|\.)norm($|\.)|_norm($|\.))", std::regex::icase);
   ParameterGroup decayed{.weight_decay = arguments.weight_decay}, others{.weight_decay = 0};
-  model.each_tensor([&](const std::string& name, Tensor& tensor) {
-    if (!tensor.requires_grad()) return;
+  model.each_trained([&](const std::string& name, Tensor& tensor) {
     (std::regex_search(name, kNoDecay) ? others : decayed).parameters.push_back(tensor);
   });
   return std::make_shared<AdamW>(std::vector{decayed, others},
@@ -83,10 +92,11 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a model with parameters that require gradients",
                  .got = "none",
-                 .next = "call model->requires_grad(true) first"});
+                 .next = "call model->requires_grad(true), or add an adapter (add_adapter)"});
   }
   TrainingLoop::schedule_of(arguments_, *train_dataset_);  // Error before anything runs
   if (arguments_.use_liger_kernel) apply_liger_kernel(*model_, arguments_.liger_kernel_config);
+  seed_dropout(arguments_.seed);
 }
 
 TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {

@@ -24,9 +24,15 @@ int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // transformers' count: 6 operations a token and a parameter, without the embedding.
 double flos_of(CausalLM& model) {
   int64_t parameters = 0;
-  model.each_parameter([&](const std::string& name, Tensor& tensor) {
+  const auto count = [&](const std::string& name, Tensor& tensor) {
     if (!name.ends_with("embed_tokens.weight")) parameters += tensor.numel();
-  });
+  };
+  model.each_parameter(count);
+  if (model.trains_adapter()) {
+    model.each_trained([&](const std::string& name, Tensor& tensor) {
+      if (name.find(".lora_") != std::string::npos) count(name, tensor);
+    });
+  }
   return 6.0 * static_cast<double>(parameters);
 }
 

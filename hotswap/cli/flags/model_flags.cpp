@@ -101,7 +101,9 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .dtype = flags.dtype,
                             .device_map = flags.device,
                             .revision = flags.revision,
-                            .adapter = flags.adapter};
+                            .adapter = flags.adapter,
+                            .quantization_config = flags.quantization,
+                            .is_trainable = flags.trains_adapter};
   options.few_rows = flags.few_rows;
   options.gpu_attention = flags.gpu_attention;
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;

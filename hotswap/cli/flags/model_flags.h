@@ -12,6 +12,7 @@
 #include "hotswap/chat/chat_template.h"
 #include "hotswap/kernelize/kernelize.h"
 #include "hotswap/models/causal_lm.h"
+#include "hotswap/models/formats/bits_and_bytes_config.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
@@ -26,6 +27,8 @@ struct ModelFlags {
   bool few_rows = false;                                  // one sequence at a time, as PretrainedOptions has it
   bool random_weights = false;                            // the config alone is read: bench's
   std::string adapter;                                    // a LoRA adapter of peft; empty: none
+  bool trains_adapter = false;                            // it learns
+  BitsAndBytesConfig quantization;                        // load_in_4bit: its weights become NF4
 };
 
 struct KernelFlags {

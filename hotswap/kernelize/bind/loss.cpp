@@ -5,10 +5,14 @@
 #include <ATen/ops/any.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/contract/arguments.h"
@@ -28,6 +32,14 @@ using LinearCrossEntropyOps =
             bool, int64_t, const OptTensor&, bool, bool),
         Three(const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const Tensor&, const Tensor&, int64_t,
               double, double, double, String, bool, int64_t, const OptTensor&, bool)>;
+
+// Losses of given logits and their gradients for dloss = 1 at once.
+using RowsOp = Three(const Tensor&, const Tensor&, int64_t, double, double, double, String, const OptTensor&, bool);
+
+struct LinearLossOps : LinearCrossEntropyOps {
+  explicit LinearLossOps(const LayerOps& layer) : Ops(layer), rows(typed_op<RowsOp>(layer, "rows_forward_backward")) {}
+  std::optional<c10::TypedOperatorHandle<RowsOp>> rows;
+};
 
 struct LossCall {
   const LinearCrossEntropyOps* ops;
@@ -122,10 +134,58 @@ struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
   }
 };
 
+// Of a frozen weight: some rows at a time, logits, their gradients and dhidden, and nothing as large as the weight.
+struct FrozenWeightFunction : Function<FrozenWeightFunction> {
+  // Of logits at once: enough rows for a GPU's products, little beside a layer's tensors.
+  static int64_t usual_bytes(const Tensor& hidden) { return int64_t{hidden.is_cpu() ? 64 : 512} << 20; }
+
+  static Tensor forward(AutogradContext* ctx, const LinearLossOps* ops, const Tensor& hidden, const Tensor& weight,
+                        const Tensor& target, const CrossEntropyOptions& options) {
+    CrossEntropyOptions sums = options;
+    sums.reduction = "sum";
+    const int64_t rows = hidden.size(0), bytes = options.chunk_bytes > 0 ? options.chunk_bytes : usual_bytes(hidden);
+    const int64_t chunk = std::max<int64_t>(16, bytes / (weight.size(0) * static_cast<int64_t>(hidden.element_size())));
+    const Tensor dhidden = at::empty_like(hidden);
+    Tensor loss = at::zeros({}, hidden.options().dtype(at::kFloat));
+    for (int64_t begin = 0; begin < rows; begin += chunk) {
+      const int64_t count = std::min(chunk, rows - begin);
+      const Tensor logits = at::mm(hidden.narrow(0, begin, count), weight.t());
+      const auto [some, lse, dlogits] =
+          below_autograd(*ops->rows, logits, target.narrow(0, begin, count), sums.ignore_index, sums.label_smoothing,
+                         sums.softcap, sums.z_loss, sums.reduction, given(sums.class_weight), sums.token_scaling);
+      loss += some;
+      Tensor some_dhidden = dhidden.narrow(0, begin, count);
+      at::mm_out(some_dhidden, dlogits, weight);
+    }
+    if (options.reduction == "mean") {
+      const Tensor counted = at::sum(at::ne(target, options.ignore_index)).to(at::kFloat);
+      loss = at::div(loss, counted);
+      ctx->saved_data["counted"] = counted;
+    }
+    keep(ctx, LossCall{ops, options, false});
+    ctx->save_for_backward({dhidden, target});
+    return loss;
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& dloss) {
+    const auto call = kept<LossCall>(ctx);
+    check_backward(call.ops->layer);
+    const auto saved = ctx->get_saved_variables();
+    const auto counted = ctx->saved_data.find("counted");
+    Tensor factor = dloss[0];
+    if (counted != ctx->saved_data.end()) factor = at::div(factor, counted->second.toTensor());
+    return {{}, scaled(saved[0], of_targets(factor, saved[1], call.options.ignore_index)), {}, {}, {}};
+  }
+};
+
 void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
-  const auto* ops = ops_of<LinearCrossEntropyOps>(layer);
+  const auto* ops = ops_of<LinearLossOps>(layer);
   bind_slot<LinearCrossEntropyForward>(slot, [ops](const Tensor& hidden, const Tensor& weight, const OptTensor& bias,
                                                    const Tensor& target, const CrossEntropyOptions& given_options) {
+    const bool frozen =
+        ops->rows && ops->trains() && !weight.requires_grad() && !bias && !given_options.class_weight.defined();
+    if (frozen && given_options.reduction != "none" && at::GradMode::is_enabled() && hidden.requires_grad()) {
+      return FrozenWeightFunction::apply(ops, hidden, weight, target, given_options);
+    }
     return with_weights(target, given_options, [&](const CrossEntropyOptions& options) {
       if (wants_grad(hidden, weight, bias)) {
         return LinearCrossEntropyFunction::apply(ops, hidden, weight, given(bias), target, options);
@@ -166,7 +226,9 @@ std::vector<Contract> loss_contracts() {
              ", bool predict=False) -> (Tensor loss, Tensor lse, Tensor dhidden, Tensor dweight, Tensor dbias, "
              "Tensor predicted)"},
         {"backward", "(Tensor dloss, " + hidden + "Tensor lse, " + train_options +
-                         ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"}},
+                         ") -> (Tensor dhidden, Tensor dweight, Tensor dbias)"},
+        {"rows_forward_backward",
+         optional_role("(Tensor logits, Tensor target, " + loss + ") -> (Tensor loss, Tensor lse, Tensor dlogits)")}},
        bind_linear_cross_entropy},
   };
 }

@@ -82,10 +82,21 @@ class DequantisingCheckpoint : public Checkpoint {
     return values.sizes() == at::IntArrayRef(shape) ? values
                                                     : values.flatten().narrow(0, 0, shape[0] * shape[1]).view(shape);
   }
-  // In blocks that kernels read, where there are such for it.
+  // In blocks that kernels read, where there are such for it; else as it is where each row has its own groups, which
+  // bitsandbytes' blocks may cross.
   std::optional<Weight> encoded(const std::string& name) const override {
     const Layout* layout = find(name);
-    return layout == nullptr ? std::nullopt : in_blocks(layout->read(parts(name)));
+    if (layout == nullptr) return stored_->encoded(name);
+    const std::vector<int64_t> shape = layout->shape(parts(name));
+    Weight weight = layout->read(parts(name));
+    if (auto blocks = in_blocks(weight)) return blocks;
+    if (weight.logical_shape == shape) return weight;
+    const bool flat = weight.format == WeightFormat::kTable16 && weight.rows() == 1;
+    if (!flat || weight.group == 0 || shape[1] % weight.group != 0) return std::nullopt;
+    weight.data = weight.data.view({shape[0], shape[1] / 2});
+    weight.scales = weight.scales.view({shape[0], shape[1] / weight.group});
+    weight.logical_shape = shape;
+    return weight;
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     return find(name) == nullptr && stored_->is_file_memory(name, dtype);

@@ -1,8 +1,9 @@
-// adapter_config.json of a LoRA adapter as peft writes it, read strictly: every key is honoured, or has no effect on
-// what an adapter computes, or must be off. Another key, or a value that is not implemented, is an Error by name.
+// What adapter_config.json of a LoRA adapter means for each module of a model, read strictly: every key is honoured, or
+// has no effect on what an adapter computes, or must be off. Another key, or a value that is not implemented, is an
+// Error by name. What is trained by it is in models/lora_config.h.
 //
-//   const LoraConfig config = LoraConfig::read("my-adapter/adapter_config.json");
-//   if (config.targets({"model.layers.0.self_attn.q_proj"})) ... config.rank_of(...), config.scale_of(...)
+//   const LoraRules rules = LoraRules::read("my-adapter/adapter_config.json");
+//   if (rules.targets({"model.layers.0.self_attn.q_proj"})) ... rules.rank_of(...), rules.scale_of(...)
 //
 // Modules have the names that transformers gives them, without peft's "base_model.model.".
 #pragma once
@@ -38,9 +39,10 @@ struct LoraModule {
 
 enum class LoraBias { kNone, kAll, kLoraOnly };
 
-class LoraConfig {
+class LoraRules {
  public:
-  static LoraConfig read(const std::filesystem::path& file);
+  static LoraRules read(const std::filesystem::path& file) { return from_json(Json::read(file)); }
+  static LoraRules from_json(const Json& json);
 
   bool targets(const LoraModule& module) const;
   // Is this one, or one around it, among modules_to_save?
@@ -57,7 +59,7 @@ class LoraConfig {
 
  private:
   using Named = std::pair<NamePattern, double>;
-  explicit LoraConfig(const Json& json);
+  explicit LoraRules(const Json& json);
   void read_ranks(const Json& json);
   void read_targets(const Json& json);
   void read_layers(const Json& json);

@@ -1,4 +1,4 @@
-#include "hotswap/models/formats/lora_config.h"
+#include "hotswap/models/formats/lora_rules.h"
 
 #include <algorithm>
 #include <array>
@@ -152,16 +152,15 @@ bool NamePattern::matches(const std::string& name) const {
   return found.size() == 1 && found.front().found;
 }
 
-LoraConfig LoraConfig::read(const std::filesystem::path& file) {
-  const Json json = Json::read(file);
+LoraRules LoraRules::from_json(const Json& json) {
   const auto type = json.at<std::string>("peft_type");
   if (type != "LORA") refuse_key(json, "peft_type", "an adapter of peft_type LORA", kMergeInPython);
   check_keys(json);
   check_initialisation(json);
-  return LoraConfig(json);
+  return LoraRules(json);
 }
 
-LoraConfig::LoraConfig(const Json& json)
+LoraRules::LoraRules(const Json& json)
     : lora_bias(json.get<bool>("lora_bias", false)),
       use_dora(json.get<bool>("use_dora", false)),
       ensure_weight_tying(json.get<bool>("ensure_weight_tying", false)),
@@ -182,7 +181,7 @@ LoraConfig::LoraConfig(const Json& json)
   read_layers(json);
 }
 
-void LoraConfig::read_ranks(const Json& json) {
+void LoraRules::read_ranks(const Json& json) {
   rank_ = static_cast<int64_t>(positive_number(json, "r", json.get<double>("r", 8), true));
   alpha_ = json.get<double>("lora_alpha", 8);
   if (!std::isfinite(alpha_)) corrupt(json, "a finite lora_alpha", cat(alpha_));
@@ -201,7 +200,7 @@ void LoraConfig::read_ranks(const Json& json) {
   alphas_ = patterns("alpha_pattern", false);
 }
 
-void LoraConfig::read_targets(const Json& json) {
+void LoraRules::read_targets(const Json& json) {
   if (const auto saved = json.find("modules_to_save")) modules_to_save = names_in(*saved);
   for (const std::string& name : modules_to_save)
     around_saved_.emplace_back(cat("(?:^|.*\\.)", name, "(?:$|\\..*)"), cat(json.where(), ": modules_to_save"));
@@ -222,7 +221,7 @@ void LoraConfig::read_targets(const Json& json) {
   read("exclude_modules", exclude_names_, exclude_pattern_);
 }
 
-void LoraConfig::read_layers(const Json& json) {
+void LoraRules::read_layers(const Json& json) {
   if (const auto layers = json.find("layers_to_transform")) {
     layers_ = layers->is_array() ? layers->as<std::vector<int64_t>>() : std::vector<int64_t>{layers->as<int64_t>()};
     if (layers_->empty()) layers_.reset();
@@ -238,19 +237,19 @@ void LoraConfig::read_layers(const Json& json) {
   corrupt(json, "layers_to_transform and layers_pattern beside a list of target_modules", "a string as target_modules");
 }
 
-bool LoraConfig::excludes(const std::string& module) const {
+bool LoraRules::excludes(const std::string& module) const {
   if (exclude_pattern_ ? exclude_pattern_->matches(module) : lists(exclude_names_, module)) return true;
   return std::any_of(around_saved_.begin(), around_saved_.end(),
                      [&](const NamePattern& pattern) { return pattern.matches(module); });
 }
 
-bool LoraConfig::in_layers(const std::string& module) const {
+bool LoraRules::in_layers(const std::string& module) const {
   if (!layers_) return true;
   const auto layer = layer_of(module, layers_patterns_);
   return layer && std::find(layers_->begin(), layers_->end(), *layer) != layers_->end();
 }
 
-bool LoraConfig::targets(const LoraModule& module) const {
+bool LoraRules::targets(const LoraModule& module) const {
   if (excludes(module.name)) return false;
   if (all_linear_) return module.is_linear && !module.is_head;
   if (target_pattern_) return target_pattern_->matches(module.name);
@@ -260,7 +259,7 @@ bool LoraConfig::targets(const LoraModule& module) const {
 }
 
 // By the end of the name, and not only whole parts of it, as peft compares: "norm" means input_layernorm, too.
-bool LoraConfig::saves_by(const std::string& entry, const std::string& module) {
+bool LoraRules::saves_by(const std::string& entry, const std::string& module) {
   std::string around = module;
   while (true) {
     if (around.ends_with(entry)) return true;
@@ -270,19 +269,19 @@ bool LoraConfig::saves_by(const std::string& entry, const std::string& module) {
   }
 }
 
-bool LoraConfig::saves(const std::string& module) const {
+bool LoraRules::saves(const std::string& module) const {
   return std::any_of(modules_to_save.begin(), modules_to_save.end(),
                      [&](const std::string& entry) { return saves_by(entry, module); });
 }
 
-int64_t LoraConfig::rank_of(const std::string& module) const {
+int64_t LoraRules::rank_of(const std::string& module) const {
   for (const auto& [pattern, rank] : ranks_) {
     if (pattern.matches(module)) return static_cast<int64_t>(rank);
   }
   return rank_;
 }
 
-double LoraConfig::scale_of(const std::string& module) const {
+double LoraRules::scale_of(const std::string& module) const {
   double alpha = alpha_;
   for (const auto& [pattern, value] : alphas_) {
     if (!pattern.matches(module)) continue;

@@ -1,0 +1,30 @@
+// The product of a Linear whose weight is frozen, in training: its adapter's tensors learn, nothing is kept for the
+// weight's gradient, and an encoded weight is dequantised for each product instead of being held. What autograd would
+// make of W x + scale * b (a x) is two products of x and two gradients of it for each layer, which are added up; here
+// one node adds to one dx, and layers that read the same x hand it on (linked.h).
+#pragma once
+
+#include <optional>
+
+#include "hotswap/layers/weight.h"
+
+namespace hotswap {
+
+struct FrozenProduct {
+  const Weight& weight;
+  const std::optional<Tensor>& bias;  // may learn
+  const Adapter* adapter;             // LoRA that trains, without a bias; null: none
+  bool drops;                         // its dropout is on
+};
+
+// x: [..., in] -> {[..., out], x for the next layer that reads it}. W in x's dtype; an adapter's product in the wider
+// of the two dtypes, and the sum rounded once.
+std::pair<Tensor, Tensor> frozen_product(const Tensor& x, const FrozenProduct& product);
+
+// Like x: 0 with probability p, else 1 / (1 - p); by that seed.
+Tensor dropout_mask(const Tensor& x, double p, uint64_t seed);
+
+// x with a mask of the adapter's dropout, for products that autograd differentiates; x itself where nothing is dropped.
+Tensor dropped(const Tensor& x, const Adapter& adapter, bool drops);
+
+}  // namespace hotswap

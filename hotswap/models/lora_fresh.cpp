@@ -1,0 +1,118 @@
+// A new adapter: its tensors under the names of peft's file, drawn as peft draws them.
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "hotswap/base/error.h"
+#include "hotswap/models/family.h"
+#include "hotswap/models/formats/weights.h"
+#include "hotswap/models/lora.h"
+#include "hotswap/models/lora_sites.h"
+
+namespace hotswap {
+namespace {
+
+using Named = std::map<std::string, Tensor>;
+
+class Drawn {
+ public:
+  Drawn(std::string init, uint64_t seed)
+      : init_(std::move(init)), generator_(at::make_generator<at::CPUGeneratorImpl>(seed)) {}
+
+  void add(Named& to, const std::string& name, const LoraSite& site, int64_t rank) {
+    if (site.embedding != nullptr) {
+      const bool zero = init_ != "false";
+      to[name + ".lora_embedding_A"] = zero ? at::zeros({rank, site.in()}) : normal({rank, site.in()}, 1);
+      to[name + ".lora_embedding_B"] = normal({site.out(), rank}, 1);
+      return;
+    }
+    const double in = 1 / std::sqrt(static_cast<double>(site.in())), out = 1 / std::sqrt(static_cast<double>(rank));
+    to[name + ".lora_A.weight"] =
+        init_ == "gaussian" ? normal({rank, site.in()}, 1 / static_cast<double>(rank)) : uniform({rank, site.in()}, in);
+    to[name + ".lora_B.weight"] = init_ == "false" ? uniform({site.out(), rank}, out) : at::zeros({site.out(), rank});
+  }
+
+ private:
+  Tensor normal(at::IntArrayRef shape, double spread) { return at::empty(shape).normal_(0, spread, generator_); }
+  Tensor uniform(at::IntArrayRef shape, double bound) { return at::empty(shape).uniform_(-bound, bound, generator_); }
+
+  std::string init_;
+  at::Generator generator_;
+};
+
+// The norms of the rows of W + s B A, which is what DoRA's magnitudes begin as.
+Tensor magnitude_of(const LoraSite& site, const Tensor& a, const Tensor& b, double scale) {
+  std::vector<Tensor> norms;
+  int64_t begin = 0;
+  for (const auto& [part, linear] : site.parts) {
+    const int64_t rows = linear->weight.rows();
+    const Tensor weight = linear->weight.dequantised(at::kFloat);
+    const Adapter adapter{
+        .a = a.to(weight.device()), .b = b.narrow(0, begin, rows).to(weight.device()), .scale = scale};
+    norms.push_back(at::linalg_vector_norm(adapter.merged(weight), 2, 1));
+    begin += rows;
+  }
+  return at::cat(norms);
+}
+
+// What trains whole, as a checkpoint names it: modules_to_save, and biases by `bias`.
+void add_whole(CausalLM& model, const LoraRules& rules, const LoraSites& sites, Named& to) {
+  if (rules.modules_to_save.empty() && rules.bias == LoraBias::kNone) return;
+  std::map<std::string, Tensor> encoded;
+  model.each_weight([&](const std::string& name, const Weight& weight) {
+    if (weight.encoded()) encoded[name] = weight.dequantised(model.dtype());
+  });
+  TensorMap chosen;
+  for (const auto& [name, tensor] : named_tensors(model)) {
+    const std::string whole = transformers_name(model, name).name, module = whole.substr(0, whole.rfind('.'));
+    const bool adapts = sites.all.contains(module) && sites.targets(rules, module);
+    const bool bias =
+        whole.ends_with(".bias") && (rules.bias == LoraBias::kAll || (rules.bias == LoraBias::kLoraOnly && adapts));
+    if (!rules.saves(module) && !bias) continue;
+    const auto found = encoded.find(name);
+    chosen.emplace_back(name, (found == encoded.end() ? tensor : found->second).detach());
+  }
+  for (const auto& [name, tensor] : in_checkpoint_terms(chosen, model.family().tensor_rules(model.config()))) {
+    to[cat(kPeftPrefix, name)] = tensor;
+  }
+}
+
+}  // namespace
+
+LoraAdapter LoraAdapter::fresh(CausalLM& model, LoraConfig config, uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  if (config.target_modules.empty()) {
+    config.target_modules = default_target_modules(model.config_json().get<std::string>("model_type", ""));
+  }
+  if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = model.source().string();
+  const Json json = Json::parse(config.to_json().dump(), "the LoraConfig");
+  config = LoraConfig::from_json(json);  // checks it
+  const LoraRules rules = LoraRules::from_json(json);
+  const LoraSites sites(model);
+  Named tensors;
+  Drawn drawn(config.init_lora_weights, seed);
+  for (const auto& [module, site] : sites.all) {
+    if (!sites.targets(rules, module)) continue;
+    const std::string name = cat(kPeftPrefix, module);
+    drawn.add(tensors, name, site, rules.rank_of(module));
+    if (config.use_dora && site.embedding == nullptr) {
+      tensors[name + ".lora_magnitude_vector"] = magnitude_of(
+          site, tensors.at(name + ".lora_A.weight"), tensors.at(name + ".lora_B.weight"), rules.scale_of(module));
+    }
+  }
+  if (tensors.empty()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "target_modules that name modules of the model",
+                 .got = config.to_json()["target_modules"].dump(),
+                 .next = "name some, such as q_proj, or take all-linear"});
+  }
+  add_whole(model, rules, sites, tensors);
+  return {"a new adapter", "the LoraConfig", json, std::move(tensors)};
+}
+
+}  // namespace hotswap
