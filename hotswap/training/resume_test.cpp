@@ -389,7 +389,7 @@ TEST(Killed, AFullDiskEndsTheRunByItsName) {
   }
 }
 
-// Its checkpoints hold the adapter alone; masks of dropout come of a generator whose state they have.
+// Its checkpoints hold only the adapter; masks of dropout come of a generator whose state they have.
 TEST(Resume, AnAdapterGoesOnToTheBit) {
   const TempFolder whole, cut;
   const auto train = [](const fs::path& output, int64_t steps, const std::string& resume) {
@@ -405,12 +405,12 @@ TEST(Resume, AnAdapterGoesOnToTheBit) {
   EXPECT_TRUE(fs::exists(whole.path() / "checkpoint-4/adapter_model.safetensors"));
   EXPECT_FALSE(fs::exists(whole.path() / "checkpoint-4/model.safetensors"));
   const auto resumed = train(cut.path(), 100, (whole.path() / "checkpoint-4").string());
-  std::map<std::string, Tensor> wanted;
-  expected->each_trained([&](const std::string& name, Tensor& tensor) { wanted[name] = tensor; });
-  EXPECT_FALSE(wanted.empty());
+  std::map<std::string, Tensor> trained;
+  expected->each_trained([&](const std::string& name, Tensor& tensor) { trained[name] = tensor; });
+  EXPECT_FALSE(trained.empty());
   resumed->each_trained([&](const std::string& name, Tensor& tensor) {
-    ASSERT_TRUE(wanted.contains(name)) << name;
-    EXPECT_TRUE(at::equal(tensor, wanted[name])) << name;
+    ASSERT_TRUE(trained.contains(name)) << name;
+    EXPECT_TRUE(at::equal(tensor, trained[name])) << name;
   });
 }
 

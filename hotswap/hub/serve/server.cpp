@@ -51,7 +51,7 @@ struct HubServer::Impl {
       http = std::make_unique<httplib::SSLServer>(options.certificate.c_str(), options.key.c_str());
       if (!http->is_valid()) {
         throw Error({.kind = ErrorKind::kInvalidArgument,
-                     .wanted = "a TLS certificate and its private key, both PEM files that belong together",
+                     .wanted = "a TLS certificate and its private key, as PEM files, of one pair",
                      .got = options.certificate.string() + " and " + options.key.string(),
                      .next = "check both, for example with openssl x509 -in and openssl pkey -in"});
       }
