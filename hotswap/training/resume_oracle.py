@@ -2,6 +2,7 @@
 
     resume_oracle.py OUT               OUT/FAMILY/: model/, run.json with arguments, data and the log, trainer/checkpoint-*
     resume_oracle.py OUT RESUMED       goes on from RESUMED/FAMILY/checkpoint-5, and writes RESUMED/FAMILY/state.json
+    resume_oracle.py --refused A       fails unless torch refuses an optimizer.pt
     resume_oracle.py --same A B        fails unless two optimizer.pt have the same states and settings
 """
 
@@ -79,12 +80,25 @@ def same(first, second):
         assert one == other, (one, other)
 
 
+def refused(file):
+    """By torch, into an optimizer of two groups as Trainer makes it."""
+    optimizer = torch.optim.AdamW([{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)]}])
+    try:
+        optimizer.load_state_dict(torch.load(file, weights_only=True))
+    except ValueError as error:
+        assert "number of parameter groups" in str(error), error
+        return
+    raise AssertionError(f"{file} was read")
+
+
 if __name__ == "__main__":
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     if sys.argv[1] == "--same":
         for first, second in zip(sys.argv[2::2], sys.argv[3::2]):
             same(first, second)
+    elif sys.argv[1] == "--refused":
+        refused(sys.argv[2])
     elif len(sys.argv) == 2:
         make(Path(sys.argv[1]))
     else:

@@ -89,10 +89,17 @@ TEST_F(Resumed, TransformersGoesOnFromOurCheckpoint) {
 // Phi-3's projections are joined in transformers, and so are their states.
 TEST_F(Resumed, StatesOfJoinedProjectionsAreRefused) {
   const TempFolder folder;
-  Trainer trainer(model_of("phi3"), arguments_of("phi3", folder / "out"), data_of("phi3"));
-  test_support::expect_has(
-      test_support::message_of([&] { trainer.train((theirs() / "phi3" / "trainer" / "checkpoint-5").string()); }),
-      {"the states of 21 parameters", "those of 15", "optimizer.pt"});
+  const auto trainer = [&](const std::string& name) {
+    return Trainer(model_of("phi3"), arguments_of("phi3", folder / name), data_of("phi3"));
+  };
+  const fs::path foreign = theirs() / "phi3" / "trainer" / "checkpoint-5", own = folder / "out" / "checkpoint-5";
+  test_support::expect_has(test_support::message_of([&] { trainer("none").train(foreign.string()); }),
+                           {"the states of 21 parameters", "those of 15", "optimizer.pt"});
+  Trainer whole = trainer("out"), again = trainer("again");
+  whole.train();
+  again.train(own.string());
+  EXPECT_EQ(again.state().log_history.at(11), whole.state().log_history.at(11)) << "ours go on from ours";
+  script(cat("--refused ", (own / "optimizer.pt").string()));
 }
 
 // Every tensor and setting of theirs that ours reads and writes again.

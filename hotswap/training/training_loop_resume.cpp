@@ -23,7 +23,8 @@ double TrainingLoop::next_rate() const { return s_.arguments.learning_rate * sch
 void TrainingLoop::save_progress(const fs::path& folder) {
   const AdamW& optimizer = *s_.parts.optimizer;
   const LearningRates rates{.peak = s_.arguments.learning_rate, .next = next_rate()};
-  save_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()), rates);
+  save_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()), rates,
+                 order_of(s_.model));
   save_scheduler(folder / "scheduler.pt", optimizer.group_sizes().size(), s_.state.global_step, rates);
   save_generators(folder / "rng_state.pth", s_.model.device(), s_.arguments.seed);
   const nlohmann::ordered_json progress = {{"version", 1},
@@ -64,7 +65,7 @@ void TrainingLoop::restore() {
   AdamW& optimizer = *s_.parts.optimizer;
   load_weights(s_.model, folder);
   load_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()),
-                 s_.arguments.learning_rate);
+                 s_.arguments.learning_rate, order_of(s_.model));
   if (fs::exists(folder / "rng_state.pth")) load_generators(folder / "rng_state.pth", s_.model.device());
 
   saved.max_steps = s_.state.max_steps;

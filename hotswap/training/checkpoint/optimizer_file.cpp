@@ -98,7 +98,8 @@ std::vector<SavedParameter> by_name(const Named& saved, const std::vector<std::s
 }
 
 std::vector<SavedParameter> parameters_of(const PickleValue& root, const std::string& where, const AdamW& optimizer,
-                                          const std::vector<std::string>& names, double peak_rate) {
+                                          const std::vector<std::string>& names, double peak_rate,
+                                          ParameterOrder order) {
   std::vector<SavedParameter> in_order;
   std::vector<size_t> sizes;
   Named named;
@@ -115,6 +116,12 @@ std::vector<SavedParameter> parameters_of(const PickleValue& root, const std::st
     another_model(where, cat("the states of ", names.size(), " parameters"), cat("those of ", in_order.size()));
   }
   if (!named.empty()) return by_name(named, names, where);
+  if (order == ParameterOrder::kOwn) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("states with the parameters' names (param_names) in ", where),
+                 .got = "none, and parameters of this family have another order in transformers",
+                 .next = "resume this run in Python"});
+  }
   if (sizes != optimizer.group_sizes()) {
     another_model(where, cat("groups of ", join(optimizer.group_sizes()), " parameters"),
                   cat("groups of ", join(sizes)));
@@ -201,7 +208,7 @@ void write_group(PickleWriter& out, const AdamW& optimizer, size_t first, size_t
 }  // namespace
 
 void save_optimizer(const fs::path& file, const AdamW& optimizer, const std::vector<std::string>& names,
-                    const LearningRates& rates) {
+                    const LearningRates& rates, ParameterOrder order) {
   TorchFileWriter writer;
   PickleWriter& out = writer.pickle();
   out.begin_dict();
@@ -231,16 +238,18 @@ void save_optimizer(const fs::path& file, const AdamW& optimizer, const std::vec
     write_group(out, optimizer, first, count, names, rates);
     first += count;
   }
+  if (order == ParameterOrder::kOwn) write_group(out, optimizer, first, 0, names, rates);
   out.end_list();
   out.end_dict();
   writer.save(file);
 }
 
-void load_optimizer(const fs::path& file, AdamW& optimizer, const std::vector<std::string>& names, double peak_rate) {
+void load_optimizer(const fs::path& file, AdamW& optimizer, const std::vector<std::string>& names, double peak_rate,
+                    ParameterOrder order) {
   const at::NoGradGuard no_grad;
   const TorchFile read(file);
   const std::string where = file.string();
-  const auto saved = parameters_of(read.root(), where, optimizer, names, peak_rate);
+  const auto saved = parameters_of(read.root(), where, optimizer, names, peak_rate, order);
   std::map<int64_t, const PickleValue*> states;
   for (const auto& [id, state] : read.root().at("state", where).dict(where).items) states[id->integer(where)] = state;
   std::vector<AdamWState> own;

@@ -16,17 +16,20 @@ struct LearningRates {
   double next = 0;  // of the update that follows
 };
 
+// Whether the model's parameters have the order that they have in transformers, by which torch reads states.
+enum class ParameterOrder { kTransformers, kOwn };
+
 // `names` has one for each parameter, in the optimizer's order, which is transformers' for the same model. They are
 // written as param_names, which torch leaves as they are; a master copy is written as `master` beside a parameter's
-// exp_avg.
+// exp_avg. A file in an order of our own has an empty group more, for which torch refuses it.
 void save_optimizer(const std::filesystem::path& file, const AdamW& optimizer, const std::vector<std::string>& names,
-                    const LearningRates& rates);
+                    const LearningRates& rates, ParameterOrder order = ParameterOrder::kTransformers);
 
 // By the names of the file where it has them, else by order, which is how torch reads it. States get the dtype that the
 // optimizer's options have. Error where the file is of another optimizer, has other parameters or shapes, or settings
 // that are not the optimizer's: the Error names the parameter or the setting, and nothing has been changed then.
 void load_optimizer(const std::filesystem::path& file, AdamW& optimizer, const std::vector<std::string>& names,
-                    double peak_rate);
+                    double peak_rate, ParameterOrder order = ParameterOrder::kTransformers);
 
 void save_scheduler(const std::filesystem::path& file, size_t groups, int64_t updates, const LearningRates& rates);
 // Error unless the schedule has made `updates` steps.
