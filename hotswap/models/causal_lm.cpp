@@ -89,7 +89,7 @@ void CausalLM::unpack(bool without_kernel_only) {
 
 // After what layers need of a kernel may have changed.
 void CausalLM::bind_again() {
-  parts_->loss.set_head_fuses(all_fuse({&parts_->lm_head}));
+  parts_->loss.set_head_fuses(parts_->lm_head.fuses());
   if (swaps_layers_) bind_kernels(Mode::of_training(training()));
 }
 
@@ -243,7 +243,7 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   }
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
   const Weight& head = parts_->lm_head.weight;
-  if (has_labels && !need_logits && parts_->loss.fuses() && all_fuse({&parts_->lm_head})) {
+  if (has_labels && !need_logits && parts_->loss.fuses() && parts_->lm_head.fuses()) {
     const Tensor scaled = parts_->config.logits_scaling == 1 ? hidden : at::div(hidden, parts_->config.logits_scaling);
     out.loss = parts_->loss.from_hidden(
         scaled, head.plain() ? head.data : head.dequantised(hidden.scalar_type()),

@@ -174,7 +174,9 @@ void load_weights(CausalLM& model, const fs::path& folder) {
 ParameterOrder order_of(const CausalLM& model) {
   static const std::set<std::string> kOwn = {"deepseek_v3", "falcon_mamba", "jamba", "llama4_text",
                                              "mamba",       "mamba2",       "phi3",  "qwen3_moe"};
-  return kOwn.contains(model.family().model_type) ? ParameterOrder::kOwn : ParameterOrder::kTransformers;
+  // Of an adapter the order was not compared with peft's.
+  return model.trains_adapter() || kOwn.contains(model.family().model_type) ? ParameterOrder::kOwn
+                                                                            : ParameterOrder::kTransformers;
 }
 
 std::vector<std::string> names_of(CausalLM& model, const std::vector<Tensor>& parameters) {
