@@ -2,7 +2,7 @@
 bodies that are rubbish or too large, thousands of requests, kill -9 and a start on the same port. No page of keys and values may
 stay in use, and the process may not grow.
 
-    serve_load_test.py --build build --python .venv/bin/python
+    serve_load_test.py --build build --python .venv/bin/python   # by hand: ctest does not run it
 
 HOTSWAP_TEST_REQUESTS is how many requests are counted for growth (2000 where it is not set; 10000 for a release). --python has
 torch, transformers and tokenizers for the model. More of load, in one process: hotswap/serve/load_test.cpp.
@@ -173,10 +173,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([arguments.python, "-c", MAKE_MODEL, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         server = Loaded(build, folder, "--port", "0", "--served-model-name", "tiny", "--rows", "16", "--queue", "2000")
+        many_requests(server, count)  # first: the threads of a thousand streams have memory of their own
         open_streams(server)
         hang_ups(server)
         rubbish(server)
-        many_requests(server, count)
         killed(build, folder, server)
 
 
