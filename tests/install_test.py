@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_HEADERS = 28
+MAX_HEADERS = 30
 
 
 def run(*command, **kwargs) -> str:

@@ -48,7 +48,7 @@ TEST_F(Chat, Commands) {
       run("chat " + talking_model() + " --greedy --max-new-tokens 4 --no-kernels",
           "a\n/undo\n/history\n/system Be kind.\nb\n/reset\n/history\n/report\n/help\n/nope\n/exit\nnever\n");
   ASSERT_EQ(talk.status, 0) << talk.err;
-  expect_has(talk.out, {"[]\n", "Be kind.", "stock"});
+  expect_has(talk.out, {"[]\n", "Be kind.", "0 slots bound"});
   EXPECT_EQ(talk.out.find("\"b\""), std::string::npos) << "a conversation that was reset";
   EXPECT_EQ(talk.out.find("never"), std::string::npos);
   expect_has(talk.err, {"no command /nope", "/undo   forget the last exchange"});

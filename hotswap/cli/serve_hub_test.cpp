@@ -121,7 +121,7 @@ TEST_F(ServeHub, ATokenOutOfAFile) {
   write_file(file("empty"), "\n");
   const Outcome empty = run("serve-hub --port 0 --token-file " + file("empty").string() + " " + file("hub").string());
   EXPECT_EQ(empty.status, 1);
-  expect_has(empty.err, {"expected a token", file("empty").string()});
+  expect_has(empty.err, {"expected a secret", file("empty").string()});
   EXPECT_EQ(run("serve-hub --token a --token-file " + file("token").string() + " " + file("hub").string()).status, 2);
   EXPECT_EQ(run("serve-hub --trusted-proxy nginx " + file("hub").string()).status, 2);
 }

@@ -16,7 +16,8 @@ class TrainLora : public CliModel {
   std::string data() const { return (model_data() / "text/license.txt").string(); }
   std::string call(const std::string& out, const std::string& further) const {
     return "train " + model() + " --train-file " + data() + " --output-dir " + file(out).string() +
-           " --max-length 64 --learning-rate 1e-2 --logging-steps 1 --save-strategy no " + further;
+           " --max-length 64 --learning-rate 1e-2 --logging-steps 1 " +
+           (further.find("--save-strategy") == std::string::npos ? "--save-strategy no " : "") + further;
   }
   std::string lora() const { return " --lora " + file("lora.json").string(); }
   double loss(const std::string& further) const {

@@ -159,8 +159,10 @@ Tensor LinkedProjections::operator()(const Linear& projection, const Tensor& x) 
   const bool trains =
       on_ && at::GradMode::is_enabled() && x.requires_grad() && projection.trains_by_torch(x.scalar_type());
   const std::optional<Tensor> bias = projection.bias.defined() ? std::optional(projection.bias) : std::nullopt;
-  if (on_ && x.requires_grad() && projection.adapts_in_one_node()) {
-    const FrozenProduct product{projection.weight, bias, &*projection.adapter(), projection.training()};
+  const std::optional<Adapter>& adapter = projection.adapter();
+  const bool frozen = at::GradMode::is_enabled() && projection.weight.encoded() && !adapter;
+  if (on_ && x.requires_grad() && (frozen || projection.adapts_in_one_node())) {
+    const FrozenProduct product{projection.weight, bias, adapter ? &*adapter : nullptr, projection.training()};
     auto [y, same] = frozen_product(handed_on_.defined() ? handed_on_ : x, product);
     handed_on_ = same;
     return y;

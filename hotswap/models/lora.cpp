@@ -28,10 +28,11 @@ LoraAdapter LoraAdapter::read(const std::filesystem::path& name, const std::stri
                     ? "save adapter_model.bin, whose pickle could run code, as safetensors: peft >= 0.6 does"
                     : "fetch the adapter again: it is not whole");
   const auto last = name.filename().empty() ? name.parent_path().filename() : name.filename();
+  const Json json = Json::read(config);
   const SafetensorsFile file(weights);
   std::map<std::string, Tensor> tensors;
   for (const std::string& tensor : file.names()) tensors[tensor] = file.tensor(tensor);
-  return {last.string(), weights.string(), Json::read(config), std::move(tensors)};
+  return {last.string(), weights.string(), json, std::move(tensors)};
 }
 
 LoraConfig LoraAdapter::config() const { return LoraConfig::from_json(json_, /*fresh=*/false); }

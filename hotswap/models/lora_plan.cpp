@@ -308,8 +308,10 @@ class LoraPlan {
       }
       if ((saved || is_bias(whole, module)) && !read.has(name)) missing_.push_back(cat(kPeftPrefix, whole));
     }
-    if (model_.config().tie_word_embeddings) found.insert(rules_.modules_to_save.begin(), rules_.modules_to_save.end());
     for (const std::string& entry : rules_.modules_to_save) {
+      // A tied head is no tensor of its own.
+      const bool of_head = LoraRules::saves_by(entry, "lm_head") || LoraRules::saves_by(entry, "model.embed_tokens");
+      if (model_.config().tie_word_embeddings && of_head) found.insert(entry);
       if (!found.contains(entry))
         missing_.push_back(cat("modules_to_save = ", entry, ": no such module in this model"));
     }

@@ -191,7 +191,7 @@ std::vector<Made> made() {
           {"embedding", "llama_saved", {.target_modules = {"embed_tokens", "lm_head"}}},
           {"layers", "llama_all_linear", {.target_modules = {"q_proj"}, .layers_to_transform = {1}}},
           {"regex", "llama_all_linear", {.target_modules = ".*mlp.*_proj", .exclude_modules = {"up_proj"}}},
-          {"no_zero", "mixtral_attention", {.target_modules = {"q_proj", "gate"}, .init_lora_weights = "false"}}};
+          {"no_zero", "mixtral_attention", {.target_modules = {"q_proj"}, .init_lora_weights = "false"}}};
 }
 
 // A new adapter changes nothing; trained (here: moved at random) it is saved, and peft has the same logits with it, as

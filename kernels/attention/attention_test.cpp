@@ -235,7 +235,7 @@ TEST(Attention, RefusesWhatDoesNotFit) {
     expect_refusal([&] { in.call("attention", {q, k, v}); }, words);
   };
   refuse(in.q[0], in.k, in.v, {"attention: expected q [batch, rows, heads, dim]", "[3, 4, 8]"});
-  refuse(in.q.narrow(2, 0, 3), in.k, in.v, {"multiple of k's 2 heads", "got 3"});
+  refuse(in.q.narrow(2, 0, 3), in.k, in.v, {"multiple of the 2 key heads", "got 3"});
   refuse(in.q.narrow(3, 0, 7), in.k, in.v, {"heads of one size", "[2, 3, 4, 7]"});
   refuse(in.q, in.k.to(at::kHalf), in.v, {"one dtype"});
   refuse(in.q.to(at::kDouble), in.k, in.v, {"float32, bfloat16 or float16"});
