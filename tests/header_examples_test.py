@@ -29,6 +29,7 @@ AROUND = {
     "hotswap/base/progress.h": "extern int64_t steps; extern double loss;",
     "hotswap/base/result.h": "struct Package {}; Result<Package> find_package(std::string); void use(Package); "
     "extern std::string name; extern std::vector<std::string> report;",
+    "hotswap/models/lora_config.h": "extern std::shared_ptr<CausalLM> model;",
     "hotswap/generation/generate.h": "extern std::shared_ptr<CausalLM> model; extern Tensor ids;",
     "hotswap/hotswap.h": FILE,
     "hotswap/hub/names/variant.h": "extern std::vector<std::string> names;",

@@ -2,7 +2,8 @@
 
 A weight format that only Linear serves touches each file that lists the formats there are: whose code names q8_0, q4_0
 and q4_1. An adapter on Linear touches each file whose code names it: Weight, Linear, the reader of adapters' files; a fused op does not, since Linear
-itself reports whether it fuses (fused_products, which shards and formats have brought). A family with a new attention part touches what names DeepSeek-V2's latent attention, its options or
+itself reports whether it fuses (fused_products, which shards and formats have brought). One that trains has files of its own besides, counted in a row of its own:
+its product and gradients, new adapters, the layers that take one. A family with a new attention part touches what names DeepSeek-V2's latent attention, its options or
 its row; V3, which came later, and the header that V3 shares with it do not count. A package with one op touches one folder: no code outside of kernels/dyt
 names dyt. Tests, documents and comments do not count. Prints the lists; exits 1 where one is longer than its limit.
 
@@ -18,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FORMATS = ("q8_0", "q4_0", "q4_1")
 ADAPTER = re.compile(r"\b(?:Adapter|adapter_|set_adapter)\b")
+OF_TRAINING = ("layers/adapter.h", "layers/adapter.cpp", "layers/linked.cpp", "models/lora_fresh.cpp", "models/lora_sites.h", "models/lora_sites.cpp")
 OTHER_ADAPTERS = "hotswap/kernelize/foreign/"  # of packages that were not made for hotswap
 NEW_ATTENTION = re.compile(r"\b(?:LatentAttention\w*|\w*latent_attention\w*|\w+_lora_rank|qk_nope_head_dim|kDeepseekV2)\b")
 LATER_FAMILY = ("hotswap/models/families/deepseek_v3.cpp", "hotswap/models/families/deepseek_v2.h")
@@ -35,6 +37,7 @@ CACHE_METHODS = 6
 LIMITS = {
     "a weight format that only Linear serves": 6,
     "an adapter on Linear": 4,
+    "an adapter on Linear that trains": 10,
     "a family with a new attention part": 3,
     "a package with one op (folders)": 1,
 }
@@ -72,9 +75,11 @@ def public_methods(code: str, name: str) -> list[str]:
 
 def main() -> int:
     code = sources()
+    adapters = [n for n in code if ADAPTER.search(code[n]) and not n.startswith(OTHER_ADAPTERS)]
     touched = {
         "a weight format that only Linear serves": [n for n in code if n not in NOT_TOUCHED and lists_formats(code[n])],
-        "an adapter on Linear": [n for n in code if ADAPTER.search(code[n]) and not n.startswith(OTHER_ADAPTERS)],
+        "an adapter on Linear": [n for n in adapters if not n.endswith(OF_TRAINING)],
+        "an adapter on Linear that trains": adapters,
         "a family with a new attention part": [n for n in code if NEW_ATTENTION.search(code[n]) and n not in LATER_FAMILY],
         "a package with one op (folders)": sorted({"/".join(n.split("/")[:2]) for n in code if PACKAGE.search(code[n])}),
     }

@@ -246,7 +246,7 @@ TEST_F(Adapted, RefusesShapesOfAnotherLayer) {
   const std::string error = message_of([&] {
     linear.set_adapter(Adapter{.a = at::zeros({3, 9}), .b = at::zeros({kOut, 3})});
   });
-  EXPECT_NE(error.find("a [rank, 8], b [6, rank]"), std::string::npos) << error;
+  EXPECT_NE(error.find("lora_A [rank, 8] and lora_B [6, rank]"), std::string::npos) << error;
   EXPECT_FALSE(linear.adapter().has_value());
 }
 
