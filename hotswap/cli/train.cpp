@@ -96,13 +96,19 @@ void add_new_adapter(CausalLM& model, const TrainFlags& flags, const TrainingArg
   model.add_adapter(config, static_cast<uint64_t>(arguments.seed));
 }
 
+// 0, which checks nothing, for a GGUF file: it has no config.json.
+int64_t vocab_size_of(const ModelFlags& source) {
+  if (gguf_path(source)) return 0;
+  return Json::read(fs::path(source.model) / "config.json").get<int64_t>("vocab_size", 0);
+}
+
 TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
   const SpecialIds& special = tokenizer.special_ids();
   return {.max_length = flags.max_length,
           .chat = find_chat_template(source),
           .pad_id = special.pad.value_or(special.eos.value_or(0)),
           .packing = flags.packing ? packing_from(flags.packing_strategy) : Packing::kNone,
-          .vocab_size = Json::read(fs::path(source.model) / "config.json").get<int64_t>("vocab_size", 0)};
+          .vocab_size = vocab_size_of(source)};
 }
 
 void train_verb(const TrainFlags& flags) {

@@ -6,9 +6,11 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "hotswap/base/error.h"
+#include "hotswap/models/config.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/lora.h"
@@ -60,9 +62,47 @@ Tensor magnitude_of(const LoraSite& site, const Tensor& a, const Tensor& b, doub
   return at::cat(norms);
 }
 
+// A name that is of no Linear or Embedding here would train nothing: routers and experts take no adapters.
+void check_targets(const LoraConfig& config, const LoraSites& sites) {
+  for (const std::string& name : config.target_modules.names) {
+    const bool found = std::any_of(sites.all.begin(), sites.all.end(), [&](const auto& site) {
+      return site.first == name || site.first.ends_with("." + name);
+    });
+    if (found) continue;
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "target_modules that name linear layers or embeddings of the model",
+                 .got = name,
+                 .next = "name some, such as q_proj, or take all-linear; routers and experts take no adapters"});
+  }
+}
+
+// Each entry of modules_to_save is of some module, and of none whose weight is another module's, too.
+void check_saved_modules(CausalLM& model, const LoraRules& rules, const LoraSites& sites) {
+  const auto refuse_entry = [](const std::string& expected, const std::string& entry, const std::string& next) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = expected,
+                 .got = cat("modules_to_save = ", entry),
+                 .next = next});
+  };
+  for (const std::string& entry : rules.modules_to_save) {
+    if (model.config().tie_word_embeddings &&
+        (LoraRules::saves_by(entry, sites.head) || LoraRules::saves_by(entry, sites.embedding))) {
+      refuse_entry("modules whose weights are their own: tie_word_embeddings is true in this model", entry,
+                   "leave it out, or set tie_word_embeddings = false in config.json");
+    }
+    bool found = false;
+    model.each_tensor([&](const std::string& name, Tensor&) {
+      const std::string whole = transformers_name(model, name).name;
+      found = found || LoraRules::saves_by(entry, whole.substr(0, whole.rfind('.')));
+    });
+    if (!found) refuse_entry("names of the model's modules", entry, "name one as transformers does, such as lm_head");
+  }
+}
+
 // What trains whole, as a checkpoint names it: modules_to_save, and biases by `bias`.
 void add_whole(CausalLM& model, const LoraRules& rules, const LoraSites& sites, Named& to) {
   if (rules.modules_to_save.empty() && rules.bias == LoraBias::kNone) return;
+  check_saved_modules(model, rules, sites);
   std::map<std::string, Tensor> encoded;
   model.each_weight([&](const std::string& name, const Weight& weight) {
     if (weight.encoded()) encoded[name] = weight.dequantised(model.dtype());
@@ -105,6 +145,7 @@ LoraAdapter LoraAdapter::fresh(CausalLM& model, LoraConfig config, uint64_t seed
           site, tensors.at(name + ".lora_A.weight"), tensors.at(name + ".lora_B.weight"), rules.scale_of(module));
     }
   }
+  check_targets(config, sites);
   if (tensors.empty()) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "target_modules that name modules of the model",

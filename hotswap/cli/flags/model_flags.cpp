@@ -43,6 +43,7 @@ void report_left_stock(const KernelReport& report) {
 
 // What text becomes, and how a chat is written, is the model's: an adapter's folder may hold files of its own.
 void warn_of_other_texts(const ModelFlags& flags) {
+  if (gguf_path(flags)) return;  // a file, which has no such files to compare with
   const fs::path adapter = adapter_folder(flags.adapter);
   for (const char* name : {"tokenizer.json", "chat_template.jinja"}) {
     const auto theirs = read_file_if_there(adapter / name), ours = read_file_if_there(fs::path(flags.model) / name);
