@@ -29,7 +29,6 @@ AROUND = {
     "hotswap/base/progress.h": "extern int64_t steps; extern double loss;",
     "hotswap/base/result.h": "struct Package {}; Result<Package> find_package(std::string); void use(Package); "
     "extern std::string name; extern std::vector<std::string> report;",
-    "hotswap/models/lora_config.h": "extern std::shared_ptr<CausalLM> model;",
     "hotswap/generation/generate.h": "extern std::shared_ptr<CausalLM> model; extern Tensor ids;",
     "hotswap/hotswap.h": FILE,
     "hotswap/hub/names/variant.h": "extern std::vector<std::string> names;",
@@ -43,6 +42,7 @@ AROUND = {
     "std::string casting_; };",
     "hotswap/models/causal_lm.h": "extern std::shared_ptr<CausalLM> model; extern Tensor ids;",
     "hotswap/models/liger.h": "extern std::shared_ptr<CausalLM> model;",
+    "hotswap/models/lora_config.h": "extern std::shared_ptr<CausalLM> model;",
     "hotswap/models/formats/safetensors.h": "extern Tensor logits;",
     "hotswap/models/formats/weights.h": MODEL + "extern std::filesystem::path folder;",
     "hotswap/tokenizers/stream_decoder.h": IDS + "extern Tokenizer tokenizer;",
