@@ -1,9 +1,9 @@
 // Weights whose scales stand among their codes: blocks of 32, 64 or 128 columns, each a float32 scale and then its
 // codes. Kernels read a weight as one stream of bytes that way, whichever file it comes from (docs/formats.md).
 //
-// int4_g32, int4_g64, int4_g128: w = (code - zero) * scale, the zero is the scale's low byte; of 32 columns 16 bytes, in
-// which column i's code is the low half of byte i, and column 16 + i's the high half.
-// e4m3_g128: w = code * scale, codes are float8_e4m3fn.
+// int4_g32, int4_g64, int4_g128: w = (code - zero) * scale, the zero is the scale's low byte; of 32 columns 16 bytes,
+// in which column i's code is the low half of byte i, and column 16 + i's the high half. e4m3_g128: w = code * scale,
+// codes are float8_e4m3fn.
 #pragma once
 
 #include <ATen/core/Tensor.h>
