@@ -71,9 +71,10 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
                   "on a GPU bfloat16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}))
       ->capture_default_str();
-  verb.add_option("--packed", flags.packed,
-                  "Quantised weights (GGUF, int4, FP8) stay packed in memory where they can: on, off, or auto: where kernels\n"
-                  "are asked for and have such products, on the CPU, and on a GPU in chat and generate")
+  verb.add_option(
+          "--packed", flags.packed,
+          "Quantised weights (GGUF, int4, FP8) stay packed in memory where they can: on, off, or auto: where kernels\n"
+          "are asked for and have such products, on the CPU, and on a GPU in chat and generate")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
   verb.add_option(

@@ -22,8 +22,7 @@ TEST(DeviceNamed, TakesTheNamesThatTorchHasForWhatRunsHere) {
 }
 
 TEST(DeviceNamed, RefusesOthersAndSaysWhatToWrite) {
-  for (const char* name : {"gpu", "gpu:1", "rocm", "hip"})
-    expect_has(refusal(name), {cat("'", name, "'"), "use cuda"});
+  for (const char* name : {"gpu", "gpu:1", "rocm", "hip"}) expect_has(refusal(name), {cat("'", name, "'"), "use cuda"});
   for (const char* name :
        {"mps", "xpu", "metal", "meta", "disk", "balanced", "", "CUDA", "cuda:", "cuda:x", "cuda:-1", "cuda:1 "}) {
     expect_has(refusal(name), {"cpu, cuda, cuda:N or auto", cat("'", name, "'"), "take cpu"});
