@@ -52,7 +52,8 @@ class TokenCounts {
 
 class BatchSampler {
  public:
-  // sample: lm_head().sample() of the model whose logits they are; null: by torch's operations, of which top_p needs many.
+  // sample: lm_head().sample() of the model whose logits they are; null: by torch's operations, of which top_p needs
+  // many.
   explicit BatchSampler(std::function<Sample::Signature> sample = nullptr) : sample_(std::move(sample)) {}
 
   // Whether the device draws by these settings: else the host has to read the logits, to report from them.
