@@ -99,7 +99,7 @@ void CausalLM::on_mode_change() {
     throw Error(
         {.kind = ErrorKind::kUnsupported,
          .wanted = "plain weights for training",
-         .got = "weights in a GGUF file's format, which have no gradient",
+         .got = "quantised weights, which have no gradient",
          .next = "train an adapter beside them (add_adapter), load the model with keep_formats = false (--packed off), "
                  "or call unpack() before train()"});
   }

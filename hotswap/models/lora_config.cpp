@@ -102,6 +102,12 @@ LoraConfig LoraConfig::from_json(const Json& json, bool fresh) {
   config.lora_alpha = json.get<double>("lora_alpha", config.lora_alpha);
   config.lora_dropout = json.get<double>("lora_dropout", 0);
   config.target_modules = module_names(json, "target_modules");
+  if (json.has("target_modules") && config.target_modules.empty()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "names, a regular expression or \"all-linear\" as target_modules",
+                 .got = cat("none in ", json.where()),
+                 .next = "name some, such as q_proj, or leave the key out for peft's default"});
+  }
   config.exclude_modules = module_names(json, "exclude_modules");
   if (const auto layers = json.find("layers_to_transform")) {
     config.layers_to_transform =

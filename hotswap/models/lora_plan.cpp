@@ -7,6 +7,7 @@
 #include <set>
 
 #include "hotswap/base/error.h"
+#include "hotswap/base/log.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/causal_lm.h"
 #include "hotswap/models/family.h"
@@ -398,8 +399,25 @@ void AppliedLora::merge() {
   model_->tensors_changed();
 }
 
+// What an adapter computes with beside its tensors, whose shapes are compared with them.
+static void check_same_settings(const std::filesystem::path& folder, const LoraConfig& own) {
+  const auto saved = LoraConfig::read(folder / "adapter_config.json", /*fresh=*/false).to_json(), ours = own.to_json();
+  for (const char* key : {"lora_alpha", "lora_dropout", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"}) {
+    if (saved[key] == ours[key]) continue;
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat(key, " = ", saved[key].dump(), ", as the adapter in ", folder.string(), " has it"),
+                 .got = ours[key].dump(),
+                 .next = "go on with the settings of its adapter_config.json, or begin a new adapter"});
+  }
+  if (saved["base_model_name_or_path"] != ours["base_model_name_or_path"]) {
+    log_warning("the adapter in ", folder.string(), " was trained for ", saved["base_model_name_or_path"].dump(),
+                ", and goes on beside ", ours["base_model_name_or_path"].dump());
+  }
+}
+
 void AppliedLora::restore(const std::filesystem::path& folder) {
   const LoraAdapter adapter = LoraAdapter::read(folder);
+  check_same_settings(folder, config_);
   LoraPlan(*model_, adapter, use_).copy_into();
 }
 

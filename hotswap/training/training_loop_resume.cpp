@@ -15,6 +15,19 @@ namespace fs = std::filesystem;
 
 // Ours beside transformers' files: the exact position in the data, and sums that a log's next entry is made of.
 constexpr const char* kProgress = "hotswap_state.json";
+constexpr const char* kGenerators = "rng_state.pth";
+
+// Trainer's runs of several processes have a file each, and it goes on without.
+void check_generators(const fs::path& folder, bool own) {
+  if (fs::exists(folder / kGenerators)) return;
+  if (own) {
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat(kGenerators, " in ", folder.string(), ", by which dropout goes on"),
+                 .got = "no such file",
+                 .next = "fetch it again, or resume from another checkpoint"});
+  }
+  log_warning(folder.string(), " has no ", kGenerators, ": dropout draws other masks from here on");
+}
 
 }  // namespace
 
@@ -26,7 +39,7 @@ void TrainingLoop::save_progress(const fs::path& folder) {
   save_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()), rates,
                  order_of(s_.model));
   save_scheduler(folder / "scheduler.pt", optimizer.group_sizes().size(), s_.state.global_step, rates);
-  save_generators(folder / "rng_state.pth", s_.model.device(), s_.arguments.seed);
+  save_generators(folder / kGenerators, s_.model.device(), s_.arguments.seed);
   const nlohmann::ordered_json progress = {{"version", 1},
                                            {"epoch", position_.epoch},
                                            {"batches", position_.batches},
@@ -61,12 +74,13 @@ void TrainingLoop::restore() {
   check_resumed_arguments(folder, saved, s_.arguments);
   const bool own = fs::exists(folder / kProgress);
   if (own) check_same_data(folder);
+  check_generators(folder, own);
   check_scheduler(folder / "scheduler.pt", saved.global_step);
   AdamW& optimizer = *s_.parts.optimizer;
   load_weights(s_.model, folder);
   load_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()),
                  s_.arguments.learning_rate, order_of(s_.model));
-  if (fs::exists(folder / "rng_state.pth")) load_generators(folder / "rng_state.pth", s_.model.device());
+  if (fs::exists(folder / kGenerators)) load_generators(folder / kGenerators, s_.model.device());
 
   saved.max_steps = s_.state.max_steps;
   saved.num_train_epochs = s_.state.num_train_epochs;
