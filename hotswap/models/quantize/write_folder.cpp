@@ -9,6 +9,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <bit>
+
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/layers/linear.h"
@@ -43,10 +45,11 @@ std::vector<Part> fp8_block(const at::Tensor& weight, at::ScalarType /*dtype*/) 
   return {{"weight", codes.view(weight.sizes())}, {"weight_scale_inv", scale.view({rows, columns}).contiguous()}};
 }
 
+// Of float32 without its last eight bits, where packed blocks have the zero (weight_blocks.h): kept exactly there.
 float as_stored(float scale, at::ScalarType dtype) {
   if (dtype == at::kBFloat16) return c10::BFloat16(scale);
   if (dtype == at::kHalf) return c10::Half(scale);
-  return scale;
+  return std::bit_cast<float>((std::bit_cast<uint32_t>(scale) + 0x80U) & ~0xFFU);
 }
 
 // weight = (code - 8) * scale of its group of 128 columns; eight codes an int32, the first in the low bits
