@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package b
 from bench.gpu_generate import MODELS, random_model  # noqa: E402
 from bench.gpu_llama import PORT, Server, write_gguf  # noqa: E402
 from bench.lib.results import Results, add_flags, gpu  # noqa: E402
+from bench.serve_peers import load  # noqa: E402
 
 
 def write_folder(config, folder: Path) -> None:
@@ -47,15 +48,6 @@ class Ours:
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(60)
-
-
-def load(args, url: str, requests: int) -> dict:
-    command = [args.hotswap, "bench", "serve", "--url", url, "--streams", args.streams, "--requests", requests]
-    command += ["--prompt-tokens", args.prompt, "--new-tokens", args.new_tokens]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"the load failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def main() -> None:
@@ -89,10 +81,10 @@ def main() -> None:
             ours = Ours(args, folder / "shape")
             found: dict[str, list[float]] = {ours.url: [], f"http://127.0.0.1:{PORT}": []}
             for url in found:  # graphs are captured, memory grows
-                load(args, url, args.streams)
+                load(args, url, args.streams, args.prompt, args.new_tokens)
             for _ in range(args.turns):
                 for url, rates in found.items():
-                    row = load(args, url, 2 * args.streams)
+                    row = load(args, url, 2 * args.streams, args.prompt, args.new_tokens)
                     rates.append(row["value"])
                     print("ours     " if url == ours.url else "llama.cpp", json.dumps(row), flush=True)
             ours.stop()

@@ -98,9 +98,9 @@ def greedy(url: str) -> str:
         return json.load(answer)["choices"][0]["text"]
 
 
-def load(args, url: str) -> dict:
-    command = [args.hotswap, "bench", "serve", "--url", url, "--streams", args.streams, "--requests", 4 * args.streams]
-    command += ["--prompt-tokens", 64, "--new-tokens", 128]
+def load(args, url: str, requests: int, prompt: int, new_tokens: int) -> dict:
+    command = [args.hotswap, "bench", "serve", "--url", url, "--streams", args.streams, "--requests", requests]
+    command += ["--prompt-tokens", prompt, "--new-tokens", new_tokens]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"the load failed: {done.stderr[-2000:]}")
@@ -133,7 +133,7 @@ def main() -> None:
             found = {here: [], there: []}
             for _ in range(args.turns):
                 for url in found:
-                    found[url].append(load(args, url))
+                    found[url].append(load(args, url, 4 * args.streams, 64, 128))
                     print("ours     " if url == here else "llama.cpp", json.dumps(found[url][-1]), flush=True)
     rate = {url: statistics.median(r["value"] for r in rows) for url, rows in found.items()}
     report.add(kind="model", what=f"serve: {args.streams} streams of 64 + 128 tokens", shape=args.gguf.stem, dtype="bfloat16",

@@ -14,6 +14,7 @@
 #include "hotswap/training/data/batches_ahead.h"
 #include "hotswap/training/data/bins.h"
 #include "hotswap/training/data/token_file.h"
+#include "hotswap/training/test_model.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -24,17 +25,6 @@ using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
 using Bins = std::vector<std::vector<int64_t>>;
-
-std::shared_ptr<CausalLM> packing_model() {
-  const nlohmann::ordered_json config = {
-      {"model_type", "llama"},         {"vocab_size", 16},         {"hidden_size", 16},       {"num_hidden_layers", 2},
-      {"num_attention_heads", 2},      {"num_key_value_heads", 2}, {"intermediate_size", 24}, {"rms_norm_eps", 1e-5},
-      {"max_position_embeddings", 64}, {"initializer_range", 0.3}};
-  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
-  model->requires_grad(true);
-  model->init_weights(3);
-  return model;
-}
 
 // The rule in its plainest form: every bin is looked at for every example.
 Bins plain_rule(const std::vector<int64_t>& lengths, int64_t capacity) {
@@ -121,7 +111,10 @@ TEST(Packing, HasThePaddedRowsLossAndGradients) {
   ASSERT_LT(packed->size(), padded->size());
   const auto steps = [](std::shared_ptr<const Dataset> dataset) {
     TrainingArguments arguments{.per_device_train_batch_size = 6, .max_steps = 4, .learning_rate = 0.02};
-    return Trainer(packing_model(), arguments, std::move(dataset)).train().steps;
+    return Trainer(test_support::tiny_llama({.layers = 2, .positions = 64, .initializer_range = 0.3}), arguments,
+                   std::move(dataset))
+        .train()
+        .steps;
   };
   const auto one = steps(padded), other = steps(packed);
   for (size_t i = 0; i < one.size(); ++i) {

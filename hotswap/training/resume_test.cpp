@@ -20,6 +20,7 @@
 #include "hotswap/models/auto.h"
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/checkpoint/optimizer_file.h"
+#include "hotswap/training/test_model.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -29,22 +30,6 @@ namespace fs = std::filesystem;
 using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
-
-struct Size {
-  int64_t hidden = 16, layers = 1;
-};
-
-std::shared_ptr<CausalLM> resumed_model(at::ScalarType dtype = at::kFloat, Size size = {}) {
-  const nlohmann::ordered_json config = {{"model_type", "llama"},         {"vocab_size", 16},
-                                         {"hidden_size", size.hidden},    {"num_hidden_layers", size.layers},
-                                         {"num_attention_heads", 2},      {"num_key_value_heads", 2},
-                                         {"intermediate_size", 24},       {"rms_norm_eps", 1e-5},
-                                         {"max_position_embeddings", 32}, {"initializer_range", 0.1}};
-  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
-  model->requires_grad(true);
-  model->init_weights(3, dtype);
-  return model;
-}
 
 // 11 rows of lengths of their own: the last batch of an epoch is short, and so is its last update.
 std::shared_ptr<const Dataset> rows(int64_t first = 1) {
@@ -90,7 +75,7 @@ struct Trained {
 };
 
 Trained run(const TrainingArguments& arguments, const std::string& resume = {}, at::ScalarType dtype = at::kFloat) {
-  Trained made{.model = resumed_model(dtype), .optimizer = nullptr, .state = {}};
+  Trained made{.model = test_support::tiny_llama({.dtype = dtype}), .optimizer = nullptr, .state = {}};
   made.optimizer = make_optimizer(*made.model, arguments);
   Trainer trainer(made.model, arguments, rows(), {.eval_dataset = rows(3), .optimizer = made.optimizer});
   trainer.train(resume);
@@ -245,13 +230,13 @@ TEST_F(ResumeErrors, OtherDataAndOtherModels) {
   const auto train = [&](std::shared_ptr<CausalLM> model, std::shared_ptr<const Dataset> data) {
     return message_of([&] { Trainer(std::move(model), arguments_, std::move(data)).train(from); });
   };
-  expect_has(train(resumed_model(), rows(2)), {"the 11 training examples", "as many others"});
-  const auto model = resumed_model(at::kFloat, {.hidden = 32});
+  expect_has(train(test_support::tiny_llama(), rows(2)), {"the 11 training examples", "as many others"});
+  const auto model = test_support::tiny_llama({.hidden = 32});
   const Tensor before = model->parameters()[0].detach().clone();
   expect_has(train(model, rows()), {"model.embed_tokens.weight of shape [16, 32]", "[16, 16]", "checkpoint-2"});
   EXPECT_TRUE(at::equal(model->parameters()[0], before)) << "nothing was read";
-  expect_has(train(resumed_model(at::kFloat, {.layers = 2}), rows()), {"a tensor model.layers.1.", "none"});
-  const auto frozen = resumed_model();
+  expect_has(train(test_support::tiny_llama({.layers = 2}), rows()), {"a tensor model.layers.1.", "none"});
+  const auto frozen = test_support::tiny_llama();
   frozen->parameters()[0].requires_grad_(false);
   expect_has(train(frozen, rows()), {"the states of", "optimizer.pt"});
 }
@@ -305,7 +290,7 @@ int status_of(pid_t child) {
 
 void train_in_child(const TrainingArguments& arguments, const std::string& resume) {
   at::set_num_threads(1);
-  const auto model = resumed_model();
+  const auto model = test_support::tiny_llama();
   Trainer trainer(model, arguments, rows());
   trainer.train(resume);
   trainer.save_model();
@@ -393,7 +378,7 @@ TEST(Killed, AFullDiskEndsTheRunByItsName) {
 TEST(Resume, AnAdapterGoesOnToTheBit) {
   const TempFolder whole, cut;
   const auto train = [](const fs::path& output, int64_t steps, const std::string& resume, double alpha = 8) {
-    const auto model = resumed_model();
+    const auto model = test_support::tiny_llama();
     model->add_adapter({.r = 2, .lora_alpha = alpha, .lora_dropout = 0.25}, /*seed=*/7);
     TrainingArguments arguments = arguments_in(output);
     arguments.max_steps = 8, arguments.save_steps = steps;

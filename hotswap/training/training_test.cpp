@@ -22,6 +22,7 @@
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/optimizers/optimizer.h"
 #include "hotswap/training/schedules/schedule.h"
+#include "hotswap/training/test_model.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -166,17 +167,6 @@ TEST(ExampleDataset, PadsOnTheRight) {
   EXPECT_THROW(ExampleDataset({{{1}, {}}}, 0), Error);
 }
 
-std::shared_ptr<CausalLM> tiny_model() {
-  const nlohmann::ordered_json config = {
-      {"model_type", "llama"},         {"vocab_size", 16},         {"hidden_size", 16},       {"num_hidden_layers", 1},
-      {"num_attention_heads", 2},      {"num_key_value_heads", 2}, {"intermediate_size", 24}, {"rms_norm_eps", 1e-5},
-      {"max_position_embeddings", 32}, {"initializer_range", 0.1}};
-  auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
-  model->requires_grad(true);
-  model->init_weights(3);
-  return model;
-}
-
 // The next token is always the next number, modulo 8.
 std::shared_ptr<PackedDataset> counting(int64_t tokens, int64_t length) {
   std::vector<int64_t> stream(static_cast<size_t>(tokens));
@@ -186,7 +176,7 @@ std::shared_ptr<PackedDataset> counting(int64_t tokens, int64_t length) {
 
 TEST(Trainer, LearnsAndReports) {
   const auto dataset = counting(20 * 16, 16);
-  const auto model = tiny_model();
+  const auto model = test_support::tiny_llama();
   int64_t called = 0;
   Trainer trainer(
       model, {.per_device_train_batch_size = 4, .num_train_epochs = 8, .learning_rate = 0.02, .seed = 7}, dataset,
@@ -207,7 +197,7 @@ TEST(Trainer, LearnsAndReports) {
 // The mean over all labels of an update, however they are spread over forwards: 6 examples as 6, and as 4 and 2.
 TEST(Trainer, AccumulationIsOneLargerBatch) {
   const auto steps = [&](int64_t batch, int64_t accumulation) {
-    const auto model = tiny_model();
+    const auto model = test_support::tiny_llama();
     Trainer trainer(model,
                     {.per_device_train_batch_size = batch,
                      .gradient_accumulation_steps = accumulation,
@@ -236,7 +226,7 @@ struct NoLabels final : Dataset {
 // Padding alone, a cut prompt: nothing to learn, and nothing is unlearned.
 TEST(Trainer, AnUpdateWithoutLabelsChangesNothing) {
   for (const int64_t accumulation : {1, 3}) {
-    const auto model = tiny_model();
+    const auto model = test_support::tiny_llama();
     std::vector<Tensor> before;
     for (const Tensor& p : model->parameters()) before.push_back(p.detach().clone());
     Trainer trainer(model, {.gradient_accumulation_steps = accumulation, .max_steps = 2, .weight_decay = 0},
@@ -250,7 +240,9 @@ TEST(Trainer, AnUpdateWithoutLabelsChangesNothing) {
 }
 
 TEST(Trainer, RefusesWhatCannotBe) {
-  const auto make = [](TrainingArguments arguments) { Trainer(tiny_model(), std::move(arguments), counting(64, 8)); };
+  const auto make = [](TrainingArguments arguments) {
+    Trainer(test_support::tiny_llama(), std::move(arguments), counting(64, 8));
+  };
   EXPECT_NO_THROW(make({}));
   EXPECT_THROW(make({.per_device_train_batch_size = 0}), Error);
   EXPECT_THROW(make({.gradient_accumulation_steps = 0}), Error);
@@ -263,11 +255,11 @@ TEST(Trainer, RefusesWhatCannotBe) {
   EXPECT_THROW(make({.per_device_train_batch_size = 9, .dataloader_drop_last = true}), Error) << "8 examples";
   EXPECT_THROW(make({.lr_scheduler_type = "constant", .warmup_steps = 2}), Error);
   EXPECT_THROW(make({.train_sampling_strategy = "backwards"}), Error);
-  const auto frozen = tiny_model();
+  const auto frozen = test_support::tiny_llama();
   frozen->requires_grad(false);
   EXPECT_THROW(Trainer(frozen, {}, counting(64, 8)), Error);
-  EXPECT_THROW(Trainer(tiny_model(), {}, counting(64, 8)).evaluate(), Error) << "no eval_dataset";
-  const auto broken = tiny_model();
+  EXPECT_THROW(Trainer(test_support::tiny_llama(), {}, counting(64, 8)).evaluate(), Error) << "no eval_dataset";
+  const auto broken = test_support::tiny_llama();
   {
     const at::NoGradGuard no_grad;
     broken->parameters()[0].fill_(NAN);
@@ -325,7 +317,7 @@ TEST(Trainer, CallsBackAndStops) {
   const auto listener = std::make_shared<Listener>();
   listener->stop_at = 5;
   const auto dataset = counting(12 * 8, 8);  // 3 batches of 4
-  Trainer trainer(tiny_model(),
+  Trainer trainer(test_support::tiny_llama(),
                   {.output_dir = (folder / "out").string(),
                    .per_device_train_batch_size = 4,
                    .logging_steps = 2,
@@ -343,7 +335,7 @@ TEST(Trainer, CallsBackAndStops) {
 TEST(Trainer, KeepsTheBestModelAndDropsOldCheckpoints) {
   const TempFolder folder;
   const auto dataset = counting(16 * 8, 8);
-  const auto model = tiny_model();
+  const auto model = test_support::tiny_llama();
   // A rate that first learns and then destroys: the best model is not the last one.
   Trainer trainer(model,
                   {.output_dir = (folder / "out").string(),

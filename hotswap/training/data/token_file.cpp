@@ -64,26 +64,19 @@ void TokenFile::open_megatron(const fs::path& index) {
     refuse_token_file(index, "Megatron's header MMIDIDX", cat(bytes.size(), " bytes"));
   if (const auto version = value_at<uint64_t>(bytes, 9); version != 1)
     refuse_token_file(index, "version 1", cat(version));
-  switch (const auto type = value_at<uint8_t>(bytes, 17); type) {
-    case 1:
-      kind_ = Kind::kUint8;
-      width_ = 1;
-      break;
-    case 4:
-      kind_ = Kind::kInt32;
-      width_ = 4;
-      break;
-    case 5:
-      kind_ = Kind::kInt64;
-      width_ = 8;
-      break;
-    case 8:
-      kind_ = Kind::kUint16;
-      width_ = 2;
-      break;
-    default:
-      refuse_token_file(index, "a type of tokens: 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16)", cat(int{type}));
+  struct Type {
+    uint8_t code;
+    Kind kind;
+    int64_t width;
+  };
+  constexpr Type kTypes[] = {{1, Kind::kUint8, 1}, {4, Kind::kInt32, 4}, {5, Kind::kInt64, 8}, {8, Kind::kUint16, 2}};
+  const auto code = value_at<uint8_t>(bytes, 17);
+  const auto type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const Type& t) { return t.code == code; });
+  if (type == std::end(kTypes)) {
+    refuse_token_file(index, "a type of tokens: 1 (uint8), 4 (int32), 5 (int64) or 8 (uint16)", cat(int{code}));
   }
+  kind_ = type->kind;
+  width_ = type->width;
   const auto sequences = value_at<uint64_t>(bytes, 18), documents = value_at<uint64_t>(bytes, 26);
   const uint64_t left = bytes.size() - kHeader;
   if (sequences > left / 12 || documents > (left - 12 * sequences) / 8 || 12 * sequences + 8 * documents != left) {
