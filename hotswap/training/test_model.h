@@ -8,14 +8,14 @@
 
 namespace hotswap::test_support {
 
-struct TinyModel {
+struct TinyLlamaShape {
   int64_t hidden = 16, layers = 1, positions = 32;
   double initializer_range = 0.1;
   at::ScalarType dtype = at::kFloat;
 };
 
 // 16 tokens, two heads; always the same weights.
-inline std::shared_ptr<CausalLM> tiny_llama(const TinyModel& of = {}) {
+inline std::shared_ptr<CausalLM> tiny_llama(const TinyLlamaShape& of = {}) {
   const nlohmann::ordered_json config = {{"model_type", "llama"},
                                          {"vocab_size", 16},
                                          {"hidden_size", of.hidden},
