@@ -139,7 +139,7 @@ void train_verb(const TrainFlags& flags) {
   print_result({.output = output,
                 .result = result,
                 .evaluated = evaluated,
-                .kernels = model->kernel_report(),
+                .kernels = trainer.kernel_report(),
                 .json = flags.json});
 }
 
@@ -167,11 +167,11 @@ void add_argument_flags(CLI::App& verb, std::map<std::string, std::string>& valu
     if (row.is_switch) option->expected(0, 1)->default_str("true");
   }
   verb.add_option_function<std::string>(
-          "--float32-master,--float32_master", [&values](const std::string& text) { values["float32_master"] = text; },
-          "Of a model of 16 bits: optimizer states and a copy of the weights in float32. Trainer has none")
-      ->type_name("VALUE")
-      ->expected(0, 1)
-      ->default_str("true");
+          "--optimizer-states,--optimizer_states",
+          [&values](const std::string& text) { values["optimizer_states"] = text; },
+          "What AdamW keeps: parameter (the parameter's dtype, as Trainer), float32_master, bfloat16_moments (with a\n"
+          "float32 master, rounded stochastically) or stochastic (bfloat16 alone, rounded stochastically)")
+      ->type_name("VALUE");
 }
 
 }  // namespace

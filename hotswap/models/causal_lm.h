@@ -82,6 +82,10 @@ class CausalLM : public Module {
   const KernelReport& kernelize() { return kernelize(Mode::of_training(training())); }
   void unkernelize();
   const KernelReport& kernel_report() const { return kernels_.report(); }  // empty unless kernelized
+  // Those of the last kernelize(); none: its layers are stock.
+  std::optional<KernelOptions> kernel_options() const {
+    return swaps_layers_ ? std::optional(kernel_options_) : std::nullopt;
+  }
 
   const Family& family() const { return family_; }
   const ModelConfig& config() const;

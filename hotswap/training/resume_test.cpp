@@ -124,7 +124,7 @@ TEST_P(Resume, IsEqualToTheBit) {
   arguments.eval_strategy = more.eval_strategy;
   arguments.eval_steps = more.eval_steps;
   arguments.load_best_model_at_end = more.load_best_model_at_end;
-  arguments.float32_master = more.float32_master;
+  arguments.optimizer_states = more.optimizer_states;
   const Trained whole = run(arguments, {}, GetParam().dtype);
   const auto steps = checkpoint_steps(folder / "out");
   ASSERT_GE(steps.size(), 6u);
@@ -144,7 +144,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Variant{"epochs", {.logging_strategy = "epoch", .eval_strategy = "epoch"}},
                     Variant{"best", {.logging_steps = 1, .eval_strategy = "steps", .load_best_model_at_end = true}},
                     Variant{"bfloat16", {.logging_steps = 1}, at::kBFloat16},
-                    Variant{"master", {.float32_master = true, .logging_steps = 1}, at::kBFloat16}),
+                    Variant{"master", {.optimizer_states = "float32_master", .logging_steps = 1}, at::kBFloat16},
+                    Variant{"moments", {.optimizer_states = "bfloat16_moments", .logging_steps = 1}, at::kBFloat16},
+                    Variant{"stochastic", {.optimizer_states = "stochastic", .logging_steps = 1}, at::kBFloat16}),
     [](const auto& info) { return std::string(info.param.name); });
 
 class ResumeErrors : public testing::Test {

@@ -37,6 +37,14 @@ void check_model(const CausalLM& model, const TrainingArguments& a) {
   }
 }
 
+// Of the model's mapping only what it says of this layer.
+KernelReport bind_update(AdamW& optimizer, KernelOptions options) {
+  std::erase_if(options.config.kernel_mapping, [](const auto& row) { return row.first != "AdamW"; });
+  KernelReport report = kernelize(optimizer.update(), Mode::INFERENCE, options);
+  for (KernelRow& row : report.rows) row.name = "optimizer";
+  return report;
+}
+
 // As Trainer's set_seed: what an adapter's dropout draws its seeds of.
 void seed_dropout(int64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
@@ -68,7 +76,8 @@ std::shared_ptr<AdamW> make_optimizer(CausalLM& model, const TrainingArguments& 
                                               .beta1 = arguments.adam_beta1,
                                               .beta2 = arguments.adam_beta2,
                                               .eps = arguments.adam_epsilon,
-                                              .float32_master = arguments.float32_master});
+                                              .states = optimizer_states_from(arguments.optimizer_states),
+                                              .seed = arguments.seed});
 }
 
 Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
@@ -102,6 +111,7 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
 TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
   const std::string& from = resume_from_checkpoint.empty() ? arguments_.resume_from_checkpoint : resume_from_checkpoint;
   const fs::path resume = from.empty() ? fs::path() : checkpoint_to_resume(from, arguments_.output_dir);
+  if (const auto options = model_->kernel_options()) update_report_ = bind_update(*parts_.optimizer, *options);
   TrainingLoop loop({.model = *model_,
                      .arguments = arguments_,
                      .train_dataset = *train_dataset_,
@@ -110,6 +120,12 @@ TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
                      .control = control_,
                      .resume = resume});
   return loop.run();
+}
+
+KernelReport Trainer::kernel_report() const {
+  KernelReport report = model_->kernel_report();
+  report.rows.insert(report.rows.end(), update_report_.rows.begin(), update_report_.rows.end());
+  return report;
 }
 
 EvalMetrics Trainer::evaluate() {

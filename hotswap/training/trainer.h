@@ -34,6 +34,9 @@ class Trainer {
   void save_state(const std::filesystem::path& folder = {});
 
   const TrainerState& state() const { return state_; }
+  // The model's, and once train() was called the row of the optimizer's update, which runs by the model's choice of
+  // kernels.
+  KernelReport kernel_report() const;
   const TrainingArguments& arguments() const { return arguments_; }
 
  private:
@@ -45,6 +48,7 @@ class Trainer {
   TrainerParts parts_;
   TrainerState state_;
   TrainerControl control_;
+  KernelReport update_report_;
 };
 
 // AdamW over the parameters of a model that require gradients, with the weight decay where transformers has it.

@@ -271,7 +271,9 @@ TEST(Trainer, RefusesWhatCannotBe) {
 TEST(AdamWStates, HaveTheParametersDtypeWithoutAMaster) {
   for (const bool master : {true, false}) {
     Tensor parameter = at::ones({8}, at::kBFloat16);
-    AdamW optimizer({parameter}, {.learning_rate = 1e-4, .weight_decay = 0, .float32_master = master});
+    AdamW optimizer({parameter}, {.learning_rate = 1e-4,
+                                  .weight_decay = 0,
+                                  .states = master ? OptimizerStates::kFloat32Master : OptimizerStates::kParameter});
     for (int step = 0; step < 20; ++step) {
       parameter.mutable_grad() = at::ones({8}, at::kBFloat16);
       optimizer.step();
@@ -280,6 +282,54 @@ TEST(AdamWStates, HaveTheParametersDtypeWithoutAMaster) {
     EXPECT_EQ(optimizer.states()[0].master.defined(), master);
     // 20 updates of 1e-4: with a master they add up to half a step of bfloat16 below 1; without each is rounded away.
     EXPECT_EQ(parameter[0].item<double>() < 1, master);
+  }
+}
+
+// The same 20 updates without a master: each of many weights moves with the probability of what it lost.
+TEST(AdamWStates, StochasticRoundingKeepsSmallUpdatesInTheMean) {
+  for (const bool kernel : {false, true}) {
+    Tensor parameter = at::ones({4096}, at::kBFloat16);
+    AdamW optimizer({parameter}, {.learning_rate = 1e-4, .weight_decay = 0, .states = OptimizerStates::kStochastic});
+    if (kernel) {
+      const KernelReport report = kernelize(optimizer.update(), Mode::INFERENCE, {.strict = true});
+      ASSERT_EQ(report.bound(), 1) << report;
+    }
+    for (int step = 0; step < 20; ++step) {
+      parameter.mutable_grad() = at::ones({4096}, at::kBFloat16);
+      optimizer.step();
+    }
+    EXPECT_EQ(optimizer.states()[0].average.scalar_type(), at::kBFloat16);
+    EXPECT_FALSE(optimizer.states()[0].master.defined());
+    // A weight's step below 1 is 2^-8, taken with probability 0.0256 in each of 20 updates: a spread of 0.0027.
+    EXPECT_NEAR(parameter.to(at::kDouble).mean().item<double>(), 1 - 20e-4, 5 * 0.0027 / 64) << kernel;
+  }
+}
+
+// A kernel's update and torch's: one formula, each operation rounded once in another order.
+TEST(AdamWStates, AKernelUpdatesAsTorchDoes) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    for (const auto states :
+         {OptimizerStates::kParameter, OptimizerStates::kFloat32Master, OptimizerStates::kBFloat16Moments}) {
+      at::manual_seed(3);
+      const Tensor start = at::randn({3, 1000}), gradient = at::randn({3, 1000}).to(dtype);
+      std::vector<Tensor> ended;
+      for (const bool kernel : {false, true}) {
+        Tensor parameter = start.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+        AdamW optimizer({parameter}, {.learning_rate = 1e-2, .weight_decay = 0.1, .states = states});
+        if (kernel) kernelize(optimizer.update(), Mode::INFERENCE, {.strict = true});
+        for (int step = 0; step < 3; ++step) {
+          parameter.mutable_grad() = gradient * (step + 1);
+          optimizer.step_clipped(gradient_norm_tensor(optimizer.parameters()), 1);
+        }
+        ended.push_back(parameter.to(at::kDouble));
+      }
+      // bfloat16 moments are rounded by chance: three steps of 2^-7 of an update of 0.01.
+      const double tolerance = dtype == at::kBFloat16                        ? 0x1p-7
+                               : states == OptimizerStates::kBFloat16Moments ? 1e-3
+                                                                             : 1e-6;
+      EXPECT_LE((ended[0] - ended[1]).abs().max().item<double>(), tolerance * 4);
+      EXPECT_GT((ended[0] - start).abs().max().item<double>(), 0.02) << "the test could fail";
+    }
   }
 }
 

@@ -25,6 +25,7 @@ _WHERE = {
     "CrossEntropyOutput": "liger.modules",
     "generate": "generation.loop",
     "captured_generate": "generation.loop",
+    "AdamW": "optim",
 }
 
 _FAMILIES = ("apply_liger_kernel_to_", "_apply_liger_kernel_to_")

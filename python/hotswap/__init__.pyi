@@ -1,6 +1,7 @@
 """Types of the public names. python/tests/test_types.py compares them with the names, parameters and defaults at run time;
 `./x check` runs mypy on them and on python/tests/typed_program.py, a program that uses them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -8,6 +9,8 @@ from typing import Any, Optional, TypeVar, Union
 
 from kernels import Mode
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 from transformers import AutoModelForCausalLM, KernelConfig
 
 from hotswap import generation as generation
@@ -88,3 +91,18 @@ class CrossEntropyOutput:
     z_loss: Optional[Tensor] = None
     token_accuracy: Optional[Tensor] = None
     predicted_tokens: Optional[Tensor] = None
+
+class AdamW(Optimizer):
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-08,
+        weight_decay: float = 0.01,
+        *,
+        states: str = "parameter",
+        seed: int = 0,
+    ) -> None: ...
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any: ...

@@ -16,6 +16,7 @@ std::vector<Contract> attention_contracts();
 std::vector<Contract> decoder_layer_contracts();
 std::vector<Contract> deformable_contracts();
 std::vector<Contract> mamba_contracts();
+std::vector<Contract> adamw_contracts();
 
 }  // namespace binding
 namespace {
@@ -26,7 +27,7 @@ const std::vector<Contract>& table() {
     std::vector<Contract> all;
     for (const auto family :
          {norm_contracts, activation_contracts, mlp_contracts, moe_contracts, rotary_contracts, linear_contracts,
-          loss_contracts, attention_contracts, decoder_layer_contracts, deformable_contracts, mamba_contracts}) {
+          loss_contracts, attention_contracts, decoder_layer_contracts, deformable_contracts, mamba_contracts, adamw_contracts}) {
       for (Contract& row : family()) all.push_back(std::move(row));
     }
     return all;

@@ -17,6 +17,7 @@ std::vector<ContractExample> linear_examples();
 std::vector<ContractExample> loss_examples();
 std::vector<ContractExample> attention_examples();
 std::vector<ContractExample> mamba_examples();
+std::vector<ContractExample> adamw_examples();
 
 }  // namespace binding
 namespace {
@@ -26,7 +27,7 @@ const std::vector<ContractExample>& table() {
     using namespace binding;  // NOLINT(google-build-using-namespace)
     std::vector<ContractExample> all;
     for (const auto family : {norm_examples, activation_examples, moe_examples, linear_examples, loss_examples,
-                              attention_examples, mamba_examples}) {
+                              attention_examples, mamba_examples, adamw_examples}) {
       for (const ContractExample& row : family()) all.push_back(row);
     }
     return all;

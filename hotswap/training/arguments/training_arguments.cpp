@@ -155,7 +155,7 @@ std::vector<ArgumentRow> all_rows() {
 }
 
 [[noreturn]] void unknown(const std::string& name, const Json& json) {
-  std::vector<std::string> names{"float32_master"};
+  std::vector<std::string> names{"optimizer_states"};
   for (const ArgumentRow& row : argument_rows()) names.push_back(row.name);
   const auto renamed = renamed_arguments().find(name);
   const auto nearest = nearest_name(name, names);
@@ -200,11 +200,11 @@ const std::vector<ArgumentRow>& argument_rows() {
 TrainingArguments training_arguments_from(const Json& json, TrainingArguments base, ArgumentsAre are) {
   for (const auto& [name, value] : json.items()) {
     if (value.is_null()) {
-      if (name != "float32_master") known_row(name, json);
+      if (name != "optimizer_states") known_row(name, json);
       continue;  // the default, whatever it is
     }
-    if (name == "float32_master") {
-      base.float32_master = value.as<bool>();
+    if (name == "optimizer_states") {
+      base.optimizer_states = value.as<std::string>();
       continue;
     }
     const auto& read = honoured_rows();
@@ -225,6 +225,9 @@ nlohmann::ordered_json to_json(const TrainingArguments& arguments) {
   for (const Honoured& row : honoured_rows()) json[row.name] = row.get(arguments);
   for (const ArgumentRow& row : argument_rows()) {
     if (row.kind != ArgumentKind::kHonoured) json[row.name] = row.fallback;
+  }
+  if (arguments.optimizer_states != TrainingArguments{}.optimizer_states) {
+    json["optimizer_states"] = arguments.optimizer_states;
   }
   return json;
 }

@@ -41,9 +41,9 @@ struct TrainingArguments {
   bool use_cpu = false;
   bool use_liger_kernel = false;  // models/liger.h
   std::map<std::string, bool> liger_kernel_config = {};
-  // Not transformers' name: optimizer states and a master copy in float32 for a model of 16 bits. Without, states have
-  // the parameter's dtype, as Trainer's have.
-  bool float32_master = false;
+  // Not transformers' name: parameter, as Trainer's, float32_master, bfloat16_moments or stochastic
+  // (optimizers/optimizer.h).
+  std::string optimizer_states = "parameter";
 
   std::string logging_strategy = "steps";  // no, steps, epoch
   double logging_steps = 500;              // below 1, as eval_steps and save_steps: a share of all updates

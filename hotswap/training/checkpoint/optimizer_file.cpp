@@ -153,14 +153,15 @@ Tensor steps_of(const PickleValue& state, const std::string& where) {
   return at::scalar_tensor(value.number(where), at::TensorOptions(at::kFloat));
 }
 
-AdamWState state_of(const PickleValue& state, const std::string& where, const Tensor& parameter, bool with_master) {
-  const bool master = with_master && parameter.scalar_type() != at::kFloat;
-  const auto options = parameter.options().dtype(master ? at::kFloat : parameter.scalar_type());
-  AdamWState own{.average = checked(state, "exp_avg", where, parameter).to(options),
-                 .average_square = checked(state, "exp_avg_sq", where, parameter).to(options),
+AdamWState state_of(const PickleValue& state, const std::string& where, const Tensor& parameter,
+                    OptimizerStates states) {
+  const StateKinds kinds = state_kinds(states, parameter.scalar_type());
+  const auto moments = parameter.options().dtype(kinds.moments), wide = parameter.options().dtype(at::kFloat);
+  AdamWState own{.average = checked(state, "exp_avg", where, parameter).to(moments),
+                 .average_square = checked(state, "exp_avg_sq", where, parameter).to(moments),
                  .steps = steps_of(state, where).to(parameter.device())};
-  if (!master) return own;
-  own.master = state.find("master", where) != nullptr ? checked(state, "master", where, parameter).to(options)
+  if (!kinds.master) return own;
+  own.master = state.find("master", where) != nullptr ? checked(state, "master", where, parameter).to(wide)
                                                       : parameter.detach().to(at::kFloat);
   return own;
 }
@@ -265,7 +266,7 @@ void load_optimizer(const fs::path& file, AdamW& optimizer, const std::vector<st
     }
     const auto state = states.find(saved[i].id);
     own.push_back(state == states.end() ? AdamWState{}
-                                        : state_of(*state->second, at, parameter, optimizer.options().float32_master));
+                                        : state_of(*state->second, at, parameter, optimizer.options().states));
     own.back().weight_decay = decay;
   }
   optimizer.states() = std::move(own);

@@ -3,12 +3,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_norm.h>
-#include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/logical_not.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -33,17 +31,65 @@ std::vector<Tensor> gradients_of(const std::vector<Tensor>& parameters) {
   return gradients;
 }
 
-// What one call of the fused op takes: tensors of one device, dtype and weight decay.
-struct UpdateList {
-  std::vector<Tensor> targets, gradients, averages, average_squares, steps;
-};
+// What one update takes: tensors of one device, dtype, kind of states and weight decay.
 using ListKey = std::tuple<std::string, at::ScalarType, at::ScalarType, double>;
 
-std::optional<Tensor> on_device(const Tensor& scalar, const Tensor& like) {
-  return scalar.defined() ? std::optional<Tensor>(scalar.to(like.device())) : std::nullopt;
+const std::map<std::string, OptimizerStates>& states_by_name() {
+  static const std::map<std::string, OptimizerStates> names = {
+      {"parameter", OptimizerStates::kParameter},
+      {"float32_master", OptimizerStates::kFloat32Master},
+      {"bfloat16_moments", OptimizerStates::kBFloat16Moments},
+      {"stochastic", OptimizerStates::kStochastic},
+  };
+  return names;
+}
+
+bool rounds_stochastically(OptimizerStates states) {
+  return states == OptimizerStates::kBFloat16Moments || states == OptimizerStates::kStochastic;
+}
+
+void check_dtype(const Tensor& parameter, OptimizerStates states) {
+  if (!parameter.is_floating_point()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "floating-point parameters",
+                 .got = cat("a parameter of dtype ", parameter.dtype().name()),
+                 .next = "train the model in float32 or bfloat16"});
+  }
+  if (rounds_stochastically(states) && parameter.scalar_type() == at::kHalf) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "parameters of bfloat16 or float32 for states that are rounded stochastically",
+                 .got = "a parameter of float16",
+                 .next = "train the model in bfloat16, or keep the states in float32 (float32_master)"});
+  }
 }
 
 }  // namespace
+
+OptimizerStates optimizer_states_from(const std::string& name) {
+  const auto found = states_by_name().find(name);
+  if (found != states_by_name().end()) return found->second;
+  std::vector<std::string> names;
+  for (const auto& [known, states] : states_by_name()) names.push_back(known);
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("optimizer_states to be one of ", join(names)),
+               .got = cat("'", name, "'"),
+               .next = "parameter is what transformers' Trainer keeps"});
+}
+
+StateKinds state_kinds(OptimizerStates states, at::ScalarType parameter) {
+  const bool narrow = parameter == at::kBFloat16 || parameter == at::kHalf;
+  switch (states) {
+    case OptimizerStates::kParameter:
+      return {parameter, false};
+    case OptimizerStates::kFloat32Master:
+      return {narrow ? at::kFloat : parameter, narrow};
+    case OptimizerStates::kBFloat16Moments:
+      return {at::kBFloat16, narrow};
+    case OptimizerStates::kStochastic:
+      return {at::kBFloat16, false};
+  }
+  return {parameter, false};
+}
 
 AdamW::AdamW(std::vector<Tensor> parameters, AdamWOptions options)
     : AdamW({{.parameters = std::move(parameters), .weight_decay = options.weight_decay}}, options) {}
@@ -54,14 +100,8 @@ AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options) : 
     for (size_t i = 0; i < group.parameters.size(); ++i) states_.push_back({.weight_decay = group.weight_decay});
     group_sizes_.push_back(group.parameters.size());
   }
-  for (const Tensor& parameter : parameters_) {
-    if (!parameter.is_floating_point()) {
-      throw Error({.kind = ErrorKind::kInvalidArgument,
-                   .wanted = "floating-point parameters",
-                   .got = cat("a parameter of dtype ", parameter.dtype().name()),
-                   .next = "train the model in float32 or bfloat16"});
-    }
-  }
+  for (const Tensor& parameter : parameters_) check_dtype(parameter, options_.states);
+  update_.watch(parameters_);
 }
 
 void AdamW::step(double gradient_factor) {
@@ -71,56 +111,56 @@ void AdamW::step(double gradient_factor) {
                  .got = cat(gradient_factor, ", from a gradient norm that is not finite"),
                  .next = "lower the learning rate, or look for NaN in the data or the loss"});
   }
-  // The fused op divides gradients by grad_scale.
-  step_all(gradient_factor == 1.0 ? Tensor() : at::scalar_tensor(1.0 / gradient_factor, at::TensorOptions(at::kFloat)),
-           Tensor());
+  update_all(at::scalar_tensor(1.0 / gradient_factor, at::TensorOptions(at::kFloat)));
 }
 
 void AdamW::step_clipped(const Tensor& norm, double max_norm) {
   const at::NoGradGuard no_grad;
-  const Tensor not_finite = at::logical_not(at::isfinite(norm)).to(at::kFloat);
-  if (max_norm <= 0) return step_all(Tensor(), not_finite);
-  step_all(at::clamp_min(at::add(norm, 1e-6).div(max_norm), 1.0), not_finite);
+  // norm * 0 is NaN where norm is not finite.
+  update_all(max_norm > 0 ? at::clamp_min(at::add(norm, 1e-6).div(max_norm), 1.0) : at::add(norm.mul(0), 1.0));
 }
 
 void AdamW::prepare(size_t index) {
   const Tensor parameter = parameters_[index].detach();
   AdamWState& state = states_[index];
   if (state.steps.defined()) return;
-  if (options_.float32_master && parameter.scalar_type() != at::kFloat) state.master = parameter.to(at::kFloat);
-  const Tensor& like = state.master.defined() ? state.master : parameter;
-  state.average = at::zeros_like(like);
-  state.average_square = at::zeros_like(like);
+  const StateKinds kinds = state_kinds(options_.states, parameter.scalar_type());
+  if (kinds.master) state.master = parameter.to(at::kFloat);
+  state.average = at::zeros_like(parameter, parameter.options().dtype(kinds.moments));
+  state.average_square = at::zeros_like(state.average);
   state.steps = at::zeros({}, at::TensorOptions(at::kFloat).device(parameter.device()));
 }
 
-void AdamW::step_all(const Tensor& inverse_factor, const Tensor& not_finite) {
+// scale: [] float32, what gradients are divided by; not finite: nothing is updated, and no update is counted.
+void AdamW::update_all(const Tensor& scale) {
   const at::NoGradGuard no_grad;
-  std::map<ListKey, UpdateList> lists;
+  std::map<ListKey, AdamWLists> lists;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].grad().defined()) continue;
     prepare(i);
     const AdamWState& state = states_[i];
-    const Tensor target = state.master.defined() ? state.master : parameters_[i].detach();
-    const Tensor gradient = parameters_[i].grad().to(target.scalar_type());  // the same tensor, but for a master
-    UpdateList& list =
-        lists[{target.device().str(), target.scalar_type(), state.average.scalar_type(), state.weight_decay}];
-    list.targets.push_back(target);
-    list.gradients.push_back(gradient);
+    const Tensor parameter = parameters_[i].detach();
+    AdamWLists& list =
+        lists[{parameter.device().str(), parameter.scalar_type(), state.average.scalar_type(), state.weight_decay}];
+    list.parameters.push_back(parameter);
+    list.gradients.push_back(parameters_[i].grad().to(parameter.scalar_type()).contiguous());
     list.averages.push_back(state.average);
     list.average_squares.push_back(state.average_square);
+    if (state.master.defined()) list.masters.push_back(state.master);
     list.steps.push_back(state.steps);
   }
-  for (auto& [key, list] : lists) {
-    at::_foreach_add_(list.steps, 1);
-    at::_fused_adamw_(list.targets, list.gradients, list.averages, list.average_squares, {}, list.steps,
-                      options_.learning_rate, options_.beta1, options_.beta2, std::get<3>(key), options_.eps,
-                      /*amsgrad=*/false, /*maximize=*/false, on_device(inverse_factor, list.targets[0]),
-                      on_device(not_finite, list.targets[0]));
-  }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (states_[i].master.defined() && parameters_[i].grad().defined())
-      parameters_[i].detach().copy_(states_[i].master);
+  int64_t place = 0;  // of a list among those of a step: its random bits are its own
+  for (const auto& [key, list] : lists) {
+    const Tensor there = scale.to(list.steps[0].device());
+    at::_foreach_add_(list.steps, at::isfinite(there).to(at::kFloat));
+    const bool by_chance = rounds_stochastically(options_.states);
+    update_.forward(there, list,
+                    {.learning_rate = options_.learning_rate,
+                     .beta1 = options_.beta1,
+                     .beta2 = options_.beta2,
+                     .eps = options_.eps,
+                     .weight_decay = std::get<3>(key)},
+                    by_chance ? std::optional(options_.seed * (int64_t{1} << 16) + place++) : std::nullopt);
   }
 }
 

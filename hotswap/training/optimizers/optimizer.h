@@ -1,9 +1,8 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW:
 //   p *= 1 - lr * weight_decay;  m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2
 //   p -= lr * (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-// With float32_master m and v are float32, and a parameter of another dtype (bfloat16) has a float32 master copy that
-// is updated and rounded into it, so that small updates are not lost. Without, m and v have the parameter's dtype and
-// the update is rounded at once: what torch does, and transformers' Trainer with it, at half the memory.
+// In which dtype m and v are kept, and what becomes of updates that a parameter of 16 bits cannot hold, is a choice:
+// OptimizerStates. The update is a layer of its own (update()), whose slot may run a kernel.
 //
 //   AdamW optimizer(model.parameters(), {.learning_rate = 1e-3});
 //   loss.backward();
@@ -14,18 +13,32 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
 #include <vector>
+
+#include "hotswap/layers/adamw.h"
 
 namespace hotswap {
 
 using at::Tensor;
+
+// Bytes a parameter of bfloat16 with its gradient and its states: 8, 16, 12, 8.
+enum class OptimizerStates {
+  kParameter,        // m and v in the parameter's dtype, rounded to nearest: what torch and transformers' Trainer keep
+  kFloat32Master,    // in float32, with a float32 master of a parameter of 16 bits, which is its rounding
+  kBFloat16Moments,  // in bfloat16, rounded stochastically, with that master
+  kStochastic,       // in bfloat16, without a master: a bfloat16 parameter, too, is rounded stochastically
+};
+// "parameter", "float32_master", "bfloat16_moments", "stochastic"; Error for another name.
+OptimizerStates optimizer_states_from(const std::string& name);
 
 struct AdamWOptions {
   double learning_rate = 5e-5;
   double beta1 = 0.9, beta2 = 0.999;
   double eps = 1e-8;
   double weight_decay = 0.01;
-  bool float32_master = true;  // of parameters of 16 bits
+  OptimizerStates states = OptimizerStates::kFloat32Master;
+  int64_t seed = 0;  // of stochastic rounding
 };
 
 // Parameters with a weight decay of their own.
@@ -36,10 +49,18 @@ struct ParameterGroup {
 
 // What the optimizer keeps of a parameter. Tensors are undefined before the first step.
 struct AdamWState {
-  Tensor average, average_square, steps;  // as the parameter, float32 with a master; steps: [] float32
-  Tensor master;                          // float32 copy of a parameter of another dtype, else undefined
+  Tensor average, average_square;  // in the parameter's shape
+  Tensor steps;                    // [] float32
+  Tensor master;                   // float32 copy of a parameter of 16 bits, or undefined
   double weight_decay = 0;
 };
+
+// Which of these a parameter has.
+struct StateKinds {
+  at::ScalarType moments;
+  bool master;
+};
+StateKinds state_kinds(OptimizerStates states, at::ScalarType parameter);
 
 class AdamW {
  public:
@@ -47,7 +68,7 @@ class AdamW {
   AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options);
 
   // One update of every parameter that has a gradient. Gradients count as gradient * gradient_factor: clipping costs no
-  // pass over memory of its own (the fused update may leave them scaled).
+  // pass over memory of its own (torch's fused update leaves them scaled).
   void step(double gradient_factor = 1.0);
   // The same where the norm of the gradients is on the device and the host does not wait for it: gradients are clipped
   // to max_norm (0: not at all), and where the norm is not finite nothing is updated. norm: [] float32.
@@ -61,15 +82,18 @@ class AdamW {
   // How many of the parameters, in their order, are of each group.
   const std::vector<size_t>& group_sizes() const { return group_sizes_; }
   const AdamWOptions& options() const { return options_; }
+  // The layer that updates: kernelize(optimizer.update(), Mode::INFERENCE) has a kernel do it, where there is one.
+  Module& update() { return update_; }
 
  private:
   void prepare(size_t index);
-  void step_all(const Tensor& inverse_factor, const Tensor& not_finite);
+  void update_all(const Tensor& scale);
 
   std::vector<Tensor> parameters_;
   std::vector<AdamWState> states_;
   std::vector<size_t> group_sizes_;
   AdamWOptions options_;
+  AdamWUpdate update_;
 };
 
 // L2 norm over all gradients, summed in float32 at least; 0 without any. NaN and infinity come through.

@@ -1,0 +1,1 @@
+"""No layer: an optimizer is none."""
