@@ -17,8 +17,9 @@ struct FrozenProduct {
   bool drops;                         // its dropout is on
 };
 
-// x: [..., in] -> {[..., out], x for the next layer that reads it}. W in x's dtype; an adapter's product in the wider
-// of the two dtypes, and the sum rounded once.
+// x: [..., in] -> {[..., out], x for the next layer that reads it}. All in x's dtype, summed in float32: of a float32
+// adapter beside an x of 16 bits a rounded copy multiplies, as under autocast; it learns in float32. Beside a wider x
+// in the wider of the two dtypes.
 std::pair<Tensor, Tensor> frozen_product(const Tensor& x, const FrozenProduct& product);
 
 // Like x: 0 with probability p, else 1 / (1 - p); by that seed.

@@ -148,24 +148,33 @@ TEST(Adapters, ASecondDerivativeIsRefused) {
             std::string::npos);
 }
 
-// A float32 adapter of a bfloat16 layer: products in float32, the sum rounded once.
-TEST(Adapters, SumsInFloat32AndRoundsOnce) {
+// A float32 adapter of a bfloat16 layer: products of bfloat16 copies, summed in float32, and gradients in float32. A
+// result has at most four roundings to bfloat16 behind it (x B or dy A, what lies between, its product, the sum), each
+// of half of a last bit of numbers no larger than the largest: 2^-9 of it.
+TEST(Adapters, AFloat32AdapterOfABfloat16LayerMultipliesInBfloat16) {
   Linear linear(kAdaptedIn, kAdaptedOut, false);
   linear.weight.data = at::randn({kAdaptedOut, kAdaptedIn}).to(at::kBFloat16);
   linear.set_adapter(Adapter{.a = at::randn({3, kAdaptedIn}).set_requires_grad(true),
                              .b = at::randn({kAdaptedOut, 3}).set_requires_grad(true),
                              .scale = 0.7});
   const Tensor x = at::randn({9, kAdaptedIn}).to(at::kBFloat16).set_requires_grad(true);
-  const Adapter& a = *linear.adapter();
+  const Tensor dy = at::randn({9, kAdaptedOut}).to(at::kBFloat16);
+  const Adapter& adapter = *linear.adapter();
   const Tensor y = linear.forward(x);
-  const Tensor sum =
-      at::linear(x, linear.data()).to(at::kFloat) + 0.7 * at::linear(at::linear(x.to(at::kFloat), a.a), a.b);
-  EXPECT_EQ(y.scalar_type(), at::kBFloat16);
-  // Where a sum is at the middle between two values of bfloat16, its last bit in float32 decides.
-  EXPECT_LE((y.to(at::kFloat) - sum).abs().max().item<double>(), sum.abs().max().item<double>() * 0x1p-8);
-  y.sum().backward();
-  EXPECT_EQ(a.a.grad().scalar_type(), at::kFloat);
-  EXPECT_EQ(x.grad().scalar_type(), at::kBFloat16);
+  y.backward(dy);
+  const auto exact = [](const Tensor& t) { return t.detach().to(at::kDouble).set_requires_grad(true); };
+  const Tensor wide_x = exact(x), a = exact(adapter.a), b = exact(adapter.b);
+  const Tensor sum = at::linear(wide_x, exact(linear.data())) + 0.7 * at::linear(at::linear(wide_x, a), b);
+  sum.backward(dy.to(at::kDouble));
+  const auto near = [](const Tensor& got, at::ScalarType type, const Tensor& expected) {
+    EXPECT_EQ(got.scalar_type(), type);
+    EXPECT_LE((got.to(at::kDouble) - expected).abs().max().item<double>(),
+              4 * 0x1p-9 * expected.abs().max().item<double>());
+  };
+  near(y, at::kBFloat16, sum);
+  near(x.grad(), at::kBFloat16, wide_x.grad());
+  near(adapter.a.grad(), at::kFloat, a.grad());
+  near(adapter.b.grad(), at::kFloat, b.grad());
 }
 
 class Dropout : public testing::Test {

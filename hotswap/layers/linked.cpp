@@ -52,38 +52,50 @@ struct Linked : torch::autograd::Function<Linked> {
   }
 };
 
+// left right, summed up in float32 at least and in that type: a library may else add parts of a long sum in 16 bits.
+Tensor wide_product(const Tensor& left, const Tensor& right) {
+  const at::ScalarType wide = c10::promoteTypes(left.scalar_type(), at::kFloat);
+  if (left.scalar_type() == wide) return at::mm(left, right);
+  return left.is_cuda() ? at::mm(left, right, wide) : at::mm(left.to(wide), right.to(wide));
+}
+
 // What backward needs beside tensors; kept by the graph.
 struct Call : torch::CustomClassHolder {
   Weight weight;
   double scale = 1, p = 0;
   uint64_t seed = 0;
-  at::ScalarType wide = at::kFloat;
+  at::ScalarType type = at::kFloat;  // that the adapter multiplies in
   bool has_bias = false, adapts = false;
 
-  // In the wider dtype and with the mask, [rows, in].
+  // With the mask, [rows, in].
   Tensor read(const Tensor& x) const {
-    const Tensor rows = flat(x).to(wide);
+    const Tensor rows = flat(x).to(type);
     return p > 0 ? at::mul(rows, dropout_mask(rows, p, seed)) : rows;
   }
+  Tensor scaled(const Tensor& b) const { return b.mul(scale).to(type); }
 };
 
+// The small products come first and the base's is added to them (beta = 1): what it reads for that is hidden beneath
+// its arithmetic, where a small product would read and write all of y or dx once more.
 struct FrozenFunction : torch::autograd::Function<FrozenFunction> {
   static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Call>& call, const Tensor& x,
                                const std::optional<Tensor>& bias, const std::optional<Tensor>& a,
                                const std::optional<Tensor>& b) {
     ctx->set_materialize_grads(false);
     ctx->saved_data["call"] = c10::IValue::make_capsule(call);
-    Tensor y = at::linear(x, call->weight.dequantised(x.scalar_type()), bias);
+    const Tensor weight = call->weight.dequantised(x.scalar_type());
     if (!call->adapts) {
       ctx->saved_data["shape"] = x.sizes().vec();
-      return {y, x};
+      return {at::linear(x, weight, bias), x};
     }
-    const Tensor low = at::mm(call->read(x), a->to(call->wide).t());  // [rows, rank]
+    const Tensor low = wide_product(call->read(x), a->to(call->type).t()).to(call->type);  // [rows, rank]
     ctx->save_for_backward({x, *a, *b, low});
-    y = at::addmm(flat(y).to(call->wide), low, b->to(call->wide).t(), 1, call->scale)
-            .to(y.scalar_type())
-            .view(y.sizes());
-    return {y, x};
+    const Tensor change = call->scaled(*b).t();
+    Tensor y = call->has_bias ? at::addmm(bias->to(call->type), low, change) : at::mm(low, change);
+    y = y.to(x.scalar_type()).addmm_(flat(x), weight.t());
+    std::vector<int64_t> shape = x.sizes().vec();
+    shape.back() = y.size(1);
+    return {y.view(shape), x};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
@@ -100,24 +112,15 @@ struct FrozenFunction : torch::autograd::Function<FrozenFunction> {
     const bool needs_dx = ctx->needs_input_grad(0);
     const variable_list saved = call->adapts ? ctx->get_saved_variables() : variable_list{};
     const std::vector<int64_t> shape = call->adapts ? saved[0].sizes().vec() : ctx->saved_data["shape"].toIntVector();
-    if (needs_dx) add_product(dx, dy, call->weight.dequantised(dy.scalar_type()), shape);
     if (call->has_bias && ctx->needs_input_grad(1)) dbias = dy.sum(0);
-    if (!call->adapts) return {Tensor(), dx, dbias, da, db};
-
-    const Tensor &a = saved[1], &b = saved[2], &low = saved[3], wide_dy = dy.to(call->wide);
-    const Tensor dlow = at::mm(wide_dy, b.to(call->wide)).mul_(call->scale);  // [rows, rank]
-    db = at::mm(wide_dy.t(), low).mul_(call->scale).to(b.scalar_type());
-    da = at::mm(dlow.t(), call->read(saved[0])).to(a.scalar_type());
-    if (needs_dx) {
-      const Tensor wide_a = a.to(call->wide);
-      if (call->p == 0 && dx.scalar_type() == call->wide) {
-        add_product(dx, dlow, wide_a, shape);
-      } else {
-        Tensor change = at::mm(dlow, wide_a);
-        if (call->p > 0) change.mul_(dropout_mask(change, call->p, call->seed));
-        dx.view({-1, shape.back()}).add_(change.to(dx.scalar_type()));
-      }
+    if (call->adapts) {
+      const Tensor &a = saved[1], &b = saved[2], &low = saved[3], grad = dy.to(call->type);
+      const Tensor dlow = wide_product(grad, call->scaled(b)).to(call->type);  // [rows, rank]
+      db = wide_product(grad.t(), low).mul_(call->scale).to(b.scalar_type());
+      da = wide_product(dlow.t(), call->read(saved[0])).to(a.scalar_type());
+      if (needs_dx) add_change(dx, dlow, saved[0], a, *call);
     }
+    if (needs_dx) add_product(dx, dy, call->weight.dequantised(dy.scalar_type()), shape);
     return {Tensor(), dx, dbias, da, db};
   }
 
@@ -129,6 +132,16 @@ struct FrozenFunction : torch::autograd::Function<FrozenFunction> {
     } else {
       dx = at::mm(left, right).view(shape);
     }
+  }
+
+  // What comes back through the adapter.
+  static void add_change(Tensor& dx, const Tensor& dlow, const Tensor& x, const Tensor& a, const Call& call) {
+    const Tensor right = a.to(call.type);
+    if (call.p == 0 && x.scalar_type() == call.type) return add_product(dx, dlow, right, x.sizes().vec());
+    Tensor change = at::mm(dlow, right);
+    if (call.p > 0) change.mul_(dropout_mask(change, call.p, call.seed));
+    change = change.to(x.scalar_type()).view(x.sizes());
+    dx = dx.defined() ? dx.add_(change) : change;
   }
 };
 
@@ -143,7 +156,7 @@ std::pair<Tensor, Tensor> frozen_product(const Tensor& x, const FrozenProduct& p
   if (const Adapter* adapter = product.adapter) {
     call->adapts = true;
     call->scale = adapter->scale;
-    call->wide = c10::promoteTypes(x.scalar_type(), adapter->a.scalar_type());
+    call->type = x.element_size() == 2 ? x.scalar_type() : c10::promoteTypes(x.scalar_type(), adapter->a.scalar_type());
     if (product.drops && adapter->dropout) {
       call->p = adapter->dropout->p;
       call->seed = adapter->dropout->next_seed();
