@@ -167,7 +167,7 @@ _trial: ContextVar[Optional[Trial]] = ContextVar("trial", default=None)
 def fitting(candidates: list, stock: Callable) -> list:
     """Those that can be called as `stock` is, with a forward that is."""
     pairs = [(c, fitted(stock, c.forward)) for c in candidates]
-    return [c._replace(forward=fit.forward, note=fit.note) for c, fit in pairs if fit is not None]
+    return [c._replace(forward=fit.forward, note="; ".join(filter(None, (c.note, fit.note)))) for c, fit in pairs if fit is not None]
 
 
 def first(

@@ -13,6 +13,7 @@ from hotswap.matchers.causal_lm import CausalLmLoss
 from hotswap.matchers.deformable import Deformable
 from hotswap.matchers.experts import Experts
 from hotswap.matchers.linear import Linear
+from hotswap.matchers.lora import Lora
 from hotswap.matchers.mixers import Mixers
 from hotswap.matchers.mlp import GatedMlp, NamedMlp
 from hotswap.matchers.norm import LayerNorm, RmsNorm
@@ -21,7 +22,7 @@ from hotswap.matchers.rotary import Rotary
 
 MATCHERS = (  # the first that finds something has the module
     RmsNorm(), LayerNorm(), GatedMlp(), NamedMlp(), Experts(), Rotary(), Deformable(), Mixers(), AddRmsNorm(),
-    Activation(), Linear(), CausalLmLoss(),
+    Activation(), Lora(), Linear(), CausalLmLoss(),
 )  # fmt: skip
 # kernelize()'s switches: name -> is it on by default. The attention is not a module's but a config's: attention.py.
 OPTIONS = {name: on for matcher in MATCHERS for name, on in matcher.options.items()} | {ATTENTION: False}

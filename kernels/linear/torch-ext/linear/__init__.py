@@ -1,6 +1,6 @@
 import torch
 
-from . import _package, layers
+from . import _package, layers, lora
 from ._package import ops
 
 
