@@ -170,7 +170,7 @@ void add_argument_flags(CLI::App& verb, std::map<std::string, std::string>& valu
           "--optimizer-states,--optimizer_states",
           [&values](const std::string& text) { values["optimizer_states"] = text; },
           "What AdamW keeps: parameter (the parameter's dtype, as Trainer), float32_master, bfloat16_moments (with a\n"
-          "float32 master, rounded stochastically) or stochastic (bfloat16 alone, rounded stochastically)")
+          "float32 master, rounded stochastically) or stochastic (only bfloat16, rounded stochastically)")
       ->type_name("VALUE");
 }
 

@@ -1,4 +1,4 @@
-// The update of AdamW, as a layer has a forward: a kernel may run in its place.
+// The update of AdamW, as a layer has a forward: a kernel may run instead.
 #pragma once
 
 #include <optional>
@@ -21,7 +21,7 @@ struct AdamWRates {
   double learning_rate, beta1, beta2, eps, weight_decay;
 };
 
-// adamw/1. Updates parameters, averages, average_squares and masters in place; the formula is that of
+// adamw/1. Updates parameters, averages, average_squares and masters in-place; the formula is that of
 // training/optimizers/optimizer.h.
 // scale: [] float32, what gradients are divided by; where it is not finite nothing is updated.
 // seed: bfloat16 states, and the parameters of such states that have no master, are rounded stochastically by it.

@@ -149,8 +149,8 @@ TEST(Adapters, ASecondDerivativeIsRefused) {
 }
 
 // A float32 adapter of a bfloat16 layer: products of bfloat16 copies, summed in float32, and gradients in float32. A
-// result has at most four roundings to bfloat16 behind it (x B or dy A, what lies between, its product, the sum), each
-// of half of a last bit of numbers no larger than the largest: 2^-9 of it.
+// result has at most four roundings to bfloat16 (x B or dy A, what is between, its product, the sum), each
+// of half of a last bit of values no larger than the max: 2^-9 of it.
 TEST(Adapters, AFloat32AdapterOfABfloat16LayerMultipliesInBfloat16) {
   Linear linear(kAdaptedIn, kAdaptedOut, false);
   linear.weight.data = at::randn({kAdaptedOut, kAdaptedIn}).to(at::kBFloat16);

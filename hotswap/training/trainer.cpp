@@ -37,7 +37,7 @@ void check_model(const CausalLM& model, const TrainingArguments& a) {
   }
 }
 
-// Of the model's mapping only what it says of this layer.
+// Of the model's mapping only the rows of this layer.
 KernelReport bind_update(AdamW& optimizer, KernelOptions options) {
   std::erase_if(options.config.kernel_mapping, [](const auto& row) { return row.first != "AdamW"; });
   KernelReport report = kernelize(optimizer.update(), Mode::INFERENCE, options);

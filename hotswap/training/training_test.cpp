@@ -97,9 +97,9 @@ TEST(Clipping, IsOneNormOverAllParameters) {
   Tensor a = at::zeros({5, 7}), b = at::zeros({3}), without = at::zeros({2});
   a.mutable_grad() = at::randn({5, 7});
   b.mutable_grad() = at::randn({3}) * 10;
-  const double want =
+  const double expected =
       std::sqrt((a.grad().to(at::kDouble).square().sum() + b.grad().to(at::kDouble).square().sum()).item<double>());
-  EXPECT_NEAR(clip_grad_norm_({a, b, without}, 0.5), want, 1e-5 * want);
+  EXPECT_NEAR(clip_grad_norm_({a, b, without}, 0.5), expected, 1e-5 * expected);
   EXPECT_NEAR(gradient_norm({a, b, without}), 0.5, 1e-5);
   EXPECT_NEAR(clip_grad_norm_({a, b}, 100.0), 0.5, 1e-5);  // below the limit: untouched
   EXPECT_NEAR(gradient_norm({a, b}), 0.5, 1e-5);

@@ -21,7 +21,7 @@ constexpr int kItems = 512;  // of a launch: its parameters stay below the 32764
 struct Items {
   Item of[kItems];
   int first_piece[kItems + 1];  // of each item among the launch's pieces
-  int count, first_place;       // the first item's place in the whole list
+  int count, first_index;       // the first item's index in the whole list
 };
 static_assert(sizeof(Items) + sizeof(Update) <= 32764);
 
@@ -42,7 +42,7 @@ __device__ __forceinline__ float updated(const Coefficients& c, float parameter,
 struct Random {
   bool on;
   uint64_t seed;
-  uint32_t step, place;
+  uint32_t step, index;
 };
 
 // N elements from `element` on, stored to nearest or stochastically. N is 1, or kEach at a multiple of it.
@@ -51,7 +51,7 @@ __device__ __forceinline__ void write(T* p, const float (&v)[N], const Random& r
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (random.on) {
       const RandomWords words =
-          random_words(random.seed, random.step, random.place, what, uint64_t(element / kPerDraw));
+          random_words(random.seed, random.step, random.index, what, uint64_t(element / kPerDraw));
       float rounded_values[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) shared = coefficients(u.rates, *item.step, scale);
   __syncthreads();
   const Coefficients c = shared;
-  const Random random{u.stochastic, u.seed, uint32_t(*item.step), uint32_t(items.first_place + index)};
+  const Random random{u.stochastic, u.seed, uint32_t(*item.step), uint32_t(items.first_index + index)};
   const int64_t begin = (int64_t{blockIdx.x} - items.first_piece[index]) * kPiece;
   const int64_t end = begin + kPiece < item.size ? begin + kPiece : item.size;
   int64_t single = begin;  // elements from here on are updated one at a time
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads)
 void adamw(const Update& u, const Item* items, int64_t count, Stream stream) {
   for (int64_t first = 0; first < count;) {
     Items some{};
-    some.first_place = int(first);
+    some.first_index = int(first);
     int64_t pieces = 0;
     for (; first < count && some.count < kItems; ++first) {
       some.of[some.count] = items[first];

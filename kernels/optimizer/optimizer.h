@@ -7,8 +7,8 @@
 // Casting: all of it is float32, from states as they are stored. With a master p is the float32 master, and the
 // parameter its rounding; without, p is the parameter, rounded once. m and v are rounded once to the states' type.
 // Rounding is to nearest, or stochastic into bfloat16: up with the probability of what is cut off, so that an update
-// smaller than half of the last bit counts in the mean. Its random bits are a function of (seed, step, place in the
-// list, element) alone: no matter how many threads run, or on which device.
+// smaller than half of the last bit counts in the mean. Its random bits are a function of (seed, step, index in the
+// list, element) only: no matter how many threads run, or on which device.
 //
 // Each operation is rounded by itself, or is a fused multiply-add where the formulas here have one, so that a CPU with
 // fused multiply-adds and a GPU give the same bits.

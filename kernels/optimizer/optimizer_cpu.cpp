@@ -58,10 +58,10 @@ HOTSWAP_INLINE F updated(const Coefficients& c, F parameter, const Moments& m) {
 struct Random {
   bool on;
   uint64_t seed;
-  uint32_t step, place;
+  uint32_t step, index;
 };
 
-// Stored to nearest, or stochastically at an element's place.
+// Stored to nearest, or stochastically at an element's index.
 template <class T, class Count>
 HOTSWAP_INLINE void write(T* p, F v, Count count, const Random& random, Rounded what, int64_t element) {
   if constexpr (__is_same(T, BFloat16)) {
@@ -72,7 +72,7 @@ HOTSWAP_INLINE void write(T* p, F v, Count count, const Random& random, Rounded 
       for (int i = 0; i < lanes; ++i) {
         const int64_t at = element + i;
         if (i == 0 || at % kPerDraw == 0)
-          words = random_words(random.seed, random.step, random.place, what, uint64_t(at / kPerDraw));
+          words = random_words(random.seed, random.step, random.index, what, uint64_t(at / kPerDraw));
         p[i].bits = stochastic_bfloat16(bits(v[i]), random_bits(words, int(at % kPerDraw)));
       }
       return;

@@ -96,22 +96,22 @@ TEST(AdamW, EveryFormMatchesFloat64) {
       const Lists before = random_lists(form, kSizes), after = before.clone();
       update(after, scale_of(scale), seed_of(form));
       for (size_t i = 0; i < kSizes.size(); ++i) {
-        const Tensors want = formula(before, i, scale);
+        const Tensors expected = formula(before, i, scale);
         const std::string what = std::string(form.name) + " size " + std::to_string(kSizes[i]);
         const bool narrow = form.stochastic && form.parameter == at::kBFloat16 && !form.master;
         // Terms of both signs may cancel in m and p: errors are held against the terms.
         const Tensor terms = before.gradients[i].to(at::kDouble).abs() * 0.1 + 0.1;
         if (form.master) {
-          expect_close(after.masters[i], want[0], 1e-6, what + " master", want[0].abs() + 0.1);
+          expect_close(after.masters[i], expected[0], 1e-6, what + " master", expected[0].abs() + 0.1);
           expect_equal(after.parameters[i], after.masters[i].to(form.parameter), what + " is the master rounded");
         } else {
-          expect_close(after.parameters[i], want[0], rounding(form.parameter, narrow), what + " p",
-                       want[0].abs() + 0.1);
+          expect_close(after.parameters[i], expected[0], rounding(form.parameter, narrow), what + " p",
+                       expected[0].abs() + 0.1);
         }
-        expect_close(after.averages[i], want[1], rounding(form.state, form.stochastic), what + " m",
-                     want[1].abs() + 1e-2 * terms);
-        expect_close(after.average_squares[i], want[2], rounding(form.state, form.stochastic), what + " v",
-                     want[2].abs() + 1e-6);
+        expect_close(after.averages[i], expected[1], rounding(form.state, form.stochastic), what + " m",
+                     expected[1].abs() + 1e-2 * terms);
+        expect_close(after.average_squares[i], expected[2], rounding(form.state, form.stochastic), what + " v",
+                     expected[2].abs() + 1e-6);
       }
     }
   }
@@ -121,8 +121,8 @@ TEST(AdamW, TheFirstAndTheThousandthStep) {
   for (const float step : {1.f, 2.f, 1000.f, 100000.f}) {
     const Lists before = random_lists(kForms[0], {513}, step), after = before.clone();
     update(after, scale_of(1), std::nullopt);
-    const Tensor want = formula(before, 0, 1)[0];
-    expect_close(after.parameters[0], want, 2e-6, "step " + std::to_string(step), want.abs() + 0.1);
+    const Tensor expected = formula(before, 0, 1)[0];
+    expect_close(after.parameters[0], expected, 2e-6, "step " + std::to_string(step), expected.abs() + 0.1);
   }
 }
 
@@ -131,8 +131,8 @@ TEST(AdamW, ManyTensorsAreUpdatedAsOneByOne) {
   const Form& form = kForms[3];
   std::vector<int64_t> sizes;
   for (int64_t i = 0; i < 1100; ++i) sizes.push_back(i % 29);
-  const Lists together = random_lists(form, sizes), single = together.clone();
-  update(together, scale_of(1), std::nullopt);
+  const Lists listed = random_lists(form, sizes), single = listed.clone();
+  update(listed, scale_of(1), std::nullopt);
   for (size_t i = 0; i < sizes.size(); ++i) {
     update({{single.parameters[i]},
             {single.gradients[i]},
@@ -141,7 +141,7 @@ TEST(AdamW, ManyTensorsAreUpdatedAsOneByOne) {
             {single.masters[i]},
             {single.steps[i]}},
            scale_of(1), std::nullopt);
-    expect_equal(together.masters[i], single.masters[i], "tensor " + std::to_string(i));
+    expect_equal(listed.masters[i], single.masters[i], "tensor " + std::to_string(i));
   }
 }
 
@@ -182,11 +182,11 @@ TEST(AdamW, StochasticRoundingIsRightInTheMean) {
   const auto fill = [&](Tensors& list, double value) { list[0].fill_(value); };
   fill(lists.parameters, 1.0), fill(lists.gradients, 0.3), fill(lists.averages, 0.21),
       fill(lists.average_squares, 0.05);
-  const Tensors want = formula(lists, 0, 1);
+  const Tensors expected = formula(lists, 0, 1);
   update(lists, scale_of(1), 11);
   const Tensors got = {lists.parameters[0], lists.averages[0], lists.average_squares[0]};
   for (size_t i = 0; i < got.size(); ++i) {
-    const double value = want[i][0].item<double>(), last_bit = std::ldexp(1.0, std::ilogb(value) - 7);
+    const double value = expected[i][0].item<double>(), last_bit = std::ldexp(1.0, std::ilogb(value) - 7);
     const Tensor wide = got[i].to(at::kDouble);
     EXPECT_LT((wide - value).abs().max().item<double>(), last_bit) << i;
     EXPECT_GT((wide.max() - wide.min()).item<double>(), 0) << i;
@@ -207,7 +207,7 @@ TEST(AdamW, RandomBitsAreOfSeedStepAndPlaceAlone) {
   };
   const Tensors first = parameters(1, 1000);
   expect_equal(parameters(1, 1000)[0], first[0], "the same seed");
-  EXPECT_FALSE(at::equal(first[1], first[0])) << "two places of a list have bits of their own";
+  EXPECT_FALSE(at::equal(first[1], first[0])) << "two positions in a list have bits of their own";
   EXPECT_FALSE(at::equal(parameters(2, 1000)[0], first[0])) << "another seed";
   EXPECT_FALSE(at::equal(parameters(1, 100000)[0], first[0])) << "another step";
 }
@@ -227,7 +227,7 @@ TEST(AdamW, SameBitsWithAnyNumberOfThreads) {
 
 // A CPU without fused multiply-adds rounds otherwise.
 TEST(AdamW, AGpuHasTheBitsOfACpu) {
-  if (device().is_cpu() || package().isa() == "base") GTEST_SKIP() << "wants a GPU, and a CPU with AVX2";
+  if (device().is_cpu() || package().isa() == "base") GTEST_SKIP() << "needs a GPU, and a CPU with AVX2";
   for (const Form& form : kForms) {
     const Lists here = random_lists(form, kSizes), there = here.to(at::kCPU);
     update(here, scale_of(1.5), seed_of(form));

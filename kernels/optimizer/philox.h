@@ -22,10 +22,10 @@ struct RandomWords {
 
 OPTIMIZER_INLINE uint32_t high_product(uint32_t a, uint32_t b) { return uint32_t((uint64_t(a) * b) >> 32); }
 
-// draw: the element's index / kPerDraw. place: the tensor's in its list.
-OPTIMIZER_INLINE RandomWords random_words(uint64_t seed, uint32_t step, uint32_t place, Rounded what, uint64_t draw) {
+// draw: the element's index / kPerDraw. index: the tensor's in its list.
+OPTIMIZER_INLINE RandomWords random_words(uint64_t seed, uint32_t step, uint32_t index, Rounded what, uint64_t draw) {
   constexpr uint32_t kMultiply0 = 0xD2511F53u, kMultiply1 = 0xCD9E8D57u, kWeyl0 = 0x9E3779B9u, kWeyl1 = 0xBB67AE85u;
-  uint32_t c0 = uint32_t(draw), c1 = uint32_t(draw >> 32) | uint32_t(what) << 30, c2 = place, c3 = step;
+  uint32_t c0 = uint32_t(draw), c1 = uint32_t(draw >> 32) | uint32_t(what) << 30, c2 = index, c3 = step;
   uint32_t k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint32_t high0 = high_product(kMultiply0, c0), low0 = kMultiply0 * c0;

@@ -45,8 +45,8 @@ def nodes(model, x):
     return sum("AdaptedProduct" in n.name() for n in seen)
 
 
-def close(got, want, limit):
-    for g, w in zip(got, want, strict=True):
+def close(got, expected, limit):
+    for g, w in zip(got, expected, strict=True):
         assert g.dtype == w.dtype
         assert (g.double() - w.double()).norm() <= limit * w.double().norm() + 1e-12
 
@@ -56,26 +56,26 @@ def close(got, want, limit):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_is_pefts(dtype, dropout, bias):
     model, x = made(dtype, bias, lora_dropout=dropout), torch.randn(5, 7, 24).to(dtype)
-    want = step(model, x)
+    expected = step(model, x)
     hotswap.kernelize(model)
     assert nodes(model, x) == 2
     # bfloat16: peft multiplies in float32 and rounds once, here each of some four products is rounded
-    close(step(model, x), want, 1e-5 if dtype == torch.float32 else 2**-6)
+    close(step(model, x), expected, 1e-5 if dtype == torch.float32 else 2**-6)
     hotswap.unkernelize(model)
     assert nodes(model, x) == 0
-    close(step(model, x), want, 0)
+    close(step(model, x), expected, 0)
 
 
 def test_under_autocast():
     model, x = made(), torch.randn(3, 24)
     with torch.autocast("cpu", torch.bfloat16):
-        want = step(model, x)
+        expected = step(model, x)
         hotswap.kernelize(model)
         assert nodes(model, x) == 2
-        close(step(model, x), want, 2**-6)
+        close(step(model, x), expected, 2**-6)
 
 
-def test_the_report_says_what_runs():
+def test_the_report_lists_what_runs():
     model = made()
     rows = [row for row in hotswap.report(hotswap.kernelize(model)).rows if row.layer == "LoraLinear"]
     assert len(rows) == 2 and all(row.package == "linear" and row.why == "in training" for row in rows)
@@ -87,10 +87,10 @@ def test_the_report_says_what_runs():
 )
 def test_what_one_node_leaves_out_stays_pefts(config, why):
     model, x = made(**config), torch.randn(3, 24)
-    want = step(model, x)
+    expected = step(model, x)
     rows = [row for row in hotswap.report(hotswap.kernelize(model)).rows if row.layer == "LoraLinear"]
     assert rows and all(row.package is None and row.why == why for row in rows)
-    close(step(model, x), want, 0)
+    close(step(model, x), expected, 0)
 
 
 def test_adapters_that_are_switched_while_bound():
@@ -147,6 +147,6 @@ def test_a_second_derivative_is_refused():
 def test_generation_and_evaluation_run_as_peft_has_them():
     model, x = made().eval(), torch.randn(3, 24)
     with torch.no_grad():
-        want = model(x)
+        expected = model(x)
         hotswap.kernelize(model)
-        assert torch.equal(model(x), want)
+        assert torch.equal(model(x), expected)

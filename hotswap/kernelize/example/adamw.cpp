@@ -1,4 +1,4 @@
-// The example of adamw/1: one tensor's third update, of copies, since the forward works in place.
+// The example of adamw/1: one tensor's third update, of copies, since the forward is in-place.
 #include "hotswap/layers/adamw.h"
 
 #include <ATen/ops/full.h>

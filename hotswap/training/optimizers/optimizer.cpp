@@ -149,7 +149,7 @@ void AdamW::update_all(const Tensor& scale) {
     if (state.master.defined()) list.masters.push_back(state.master);
     list.steps.push_back(state.steps);
   }
-  int64_t place = 0;  // of a list among those of a step: its random bits are its own
+  int64_t index = 0;  // of a list among those of a step: its random bits are its own
   for (const auto& [key, list] : lists) {
     const Tensor there = scale.to(list.steps[0].device());
     at::_foreach_add_(list.steps, at::isfinite(there).to(at::kFloat));
@@ -160,7 +160,7 @@ void AdamW::update_all(const Tensor& scale) {
                      .beta2 = options_.beta2,
                      .eps = options_.eps,
                      .weight_decay = std::get<3>(key)},
-                    by_chance ? std::optional(options_.seed * (int64_t{1} << 16) + place++) : std::nullopt);
+                    by_chance ? std::optional(options_.seed * (int64_t{1} << 16) + index++) : std::nullopt);
   }
 }
 

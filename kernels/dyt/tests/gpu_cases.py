@@ -1,4 +1,4 @@
-"""This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
+"""This package on a GPU: what tests of all packages need of it (kernels/common/tests/test_cuda.py says what each is)."""
 
 WIDE = r"dyt_(forward|backward)<.*BFloat16, 8>"
 

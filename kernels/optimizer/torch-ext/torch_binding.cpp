@@ -24,8 +24,8 @@ const Table& table() {
   return chosen;
 }
 
-// Every tensor of a list: as many, as large and of the same type as the parameters' and contiguous, since it is updated
-// where it lies.
+// Every tensor of a list: as many, as large and of the same type as the parameters' and contiguous, since the update
+// is in-place.
 void check_list(const Tensors& list, const char* name, const Tensors& parameters, const Device& device) {
   check(list.size() == parameters.size(), kOp, ": expected as many ", name, " as parameters, ", parameters.size(),
         "; got ", list.size(), "; pass the lists in one order");
@@ -50,12 +50,12 @@ void check_scalar(const Tensor& t, const char* name, const Device& device) {
 // The types that with_forms() has.
 void check_forms(const Update& u) {
   const bool wide = u.dtype == DType::kFloat32, wide_state = u.state == DType::kFloat32;
-  const bool wants_master = !wide && (wide_state || (u.has_master && u.state == DType::kBFloat16));
+  const bool needs_master = !wide && (wide_state || (u.has_master && u.state == DType::kBFloat16));
   const bool known = u.state == u.dtype || wide_state || (wide && u.state == DType::kBFloat16);
   check(known, kOp,
         ": expected averages in the parameters' dtype or float32, or bfloat16 beside float32; got another;"
         " cast the states");
-  check(u.has_master == wants_master, kOp, ": expected masters ", wants_master ? "of" : "for none but",
+  check(u.has_master == needs_master, kOp, ": expected masters ", needs_master ? "of" : "for none but",
         " parameters of 16 bits whose averages are float32, or bfloat16 where both are; got ",
         u.has_master ? "masters" : "none");
   check(!u.stochastic || u.state == DType::kBFloat16, kOp,

@@ -17,7 +17,7 @@ from hotswap.core.replacement import Replacement, class_of
 
 
 @functools.lru_cache(maxsize=None)
-def _package():  # asked for by a forward: `import hotswap` loads no package
+def _package():  # needed by a forward: `import hotswap` loads no package
     return load("linear").lora
 
 
@@ -55,7 +55,7 @@ def why_not(module, bound: bool = False) -> str:
 
 
 def _serves(module, x) -> bool:
-    """Asked at each call: a gradient is wanted, and the adapter is on, apart from the weight, and as it was."""
+    """Checked at each call: a gradient is needed, and the adapter is on, apart from the weight, and as it was."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or type(x) not in (torch.Tensor, nn.Parameter):
         return False
     if torch._C._are_functorch_transforms_active() or module.disable_adapters or module.merged or has_global_hooks():

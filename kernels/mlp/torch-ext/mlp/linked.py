@@ -2,7 +2,7 @@
 
 Autograd makes a tensor for each projection and adds them up, which reads and writes each again. Here each projection also hands
 its input on to the next, so that backward goes through them in turn and each product adds to what is there, rounded no more often
-than a sum of two tensors: in float32 on the CPU, and on an H200 by cuBLAS to the same numbers as such a sum.
+than a sum of two tensors: in float32 on the CPU, and on an H200 by cuBLAS to the same values as such a sum.
 """
 
 import functools
@@ -30,7 +30,7 @@ def why_not(linear) -> str:
 
 
 def trains(x, *linears) -> bool:
-    """Will x have a gradient, and are all of these nothing but numbers on such a device?"""
+    """Will x have a gradient, and are all of these plain tensors on such a device?"""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or type(x) not in (torch.Tensor, nn.Parameter):
         return False
     device = x.device

@@ -49,15 +49,15 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        place = 0
+        index = 0
         for group in self.param_groups:
             lists = {}
             for p in group["params"]:
                 if p.grad is not None:
                     lists.setdefault((p.device, p.dtype), []).append(p)
             for (device, _), parameters in lists.items():
-                self._update(group, parameters, self._scale(device), place)
-                place += 1
+                self._update(group, parameters, self._scale(device), index)
+                index += 1
         return loss
 
     def _scale(self, device):
@@ -66,7 +66,7 @@ class AdamW(torch.optim.Optimizer):
         scale = torch.ones((), device=device) if scale is None else scale.to(device, torch.float32).reshape(())
         return scale if found is None else scale / (1 - found.to(device, torch.float32).reshape(()))
 
-    def _update(self, group, parameters, scale, place):
+    def _update(self, group, parameters, scale, index):
         for p in parameters:
             if not self.state[p]:
                 self._begin(p)
@@ -86,7 +86,7 @@ class AdamW(torch.optim.Optimizer):
             *group["betas"],
             group["eps"],
             group["weight_decay"],
-            (self.seed << 16) + place if rounded else None,
+            (self.seed << 16) + index if rounded else None,
         )
 
     def _begin(self, p):
