@@ -3,10 +3,12 @@
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/nextafter.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "kernels/common/testing/testing.h"
+#include "kernels/optimizer/philox.h"
 
 namespace {
 
@@ -210,6 +212,36 @@ TEST(AdamW, RandomBitsAreOfSeedStepAndPlaceAlone) {
   EXPECT_FALSE(at::equal(first[1], first[0])) << "two positions in a list have bits of their own";
   EXPECT_FALSE(at::equal(parameters(2, 1000)[0], first[0])) << "another seed";
   EXPECT_FALSE(at::equal(parameters(1, 100000)[0], first[0])) << "another step";
+}
+
+// The answers that Random123 lists for counters and keys of zeros and of ones.
+TEST(Philox, HasItsKnownAnswers) {
+  using optimizer::Rounded;
+  const auto zeros = optimizer::random_words(0, 0, 0, Rounded::kParameter, 0);
+  const auto ones = optimizer::random_words(~uint64_t{0}, ~0u, ~0u, Rounded::kParameter, ~uint64_t{0});
+  const uint32_t of_zeros[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+  const uint32_t of_ones[4] = {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd};
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(zeros.w[i], of_zeros[i]);
+    EXPECT_EQ(ones.w[i], of_ones[i]);
+  }
+}
+
+// From an average of 0 the next one is a single product, which is then rounded by the bits of (seed, step, index).
+TEST(AdamW, RoundsByPhiloxBits) {
+  constexpr int64_t kSeed = 0x123456789a, kCount = 1003;
+  const Lists lists = random_lists(kForms.back(), {5, kCount}, 7);
+  lists.averages[1].zero_();
+  const Tensor gradient = lists.gradients[1].to(at::kCPU, at::kFloat);
+  update(lists, scale_of(1), kSeed);
+  const Tensor got = lists.averages[1].to(at::kCPU);
+  for (int64_t i = 0; i < kCount; ++i) {
+    const float exact = float(1 - kBeta1) * gradient[i].item<float>();
+    const auto words = optimizer::random_words(kSeed, 7, 1, optimizer::Rounded::kAverage, uint64_t(i / 8));
+    const uint16_t expected =
+        optimizer::stochastic_bfloat16(std::bit_cast<uint32_t>(exact), optimizer::random_bits(words, int(i % 8)));
+    EXPECT_EQ(got.const_data_ptr<at::BFloat16>()[i].x, expected) << i;
+  }
 }
 
 TEST(AdamW, SameBitsWithAnyNumberOfThreads) {
