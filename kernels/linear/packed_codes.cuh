@@ -33,6 +33,19 @@ struct SharedRow {
     return reinterpret_cast<const int8_t*>(words)[at + shift / 8];
   }
 };
+// The codes of a row in shared memory in the order of an mma's A: where four_codes() reads four bytes that follow one
+// another, those of columns 2 * part, the next, and the same eight further.
+struct SplitRow {
+  const uint8_t* bytes;
+  int part;
+
+  template <bool>
+  __device__ __forceinline__ uint32_t word(int at) const {
+    const uint8_t* pair = bytes + at - 2 * part;
+    return uint32_t(*reinterpret_cast<const uint16_t*>(pair)) | uint32_t(*reinterpret_cast<const uint16_t*>(pair + 8))
+                                                                    << 16;
+  }
+};
 struct Row {
   const uint16_t* halves;
 
@@ -144,10 +157,11 @@ __device__ __forceinline__ uint32_t four_codes(const R& row, int block, int grou
   }
 }
 
-// Two words of two numbers each: the codes less kZero, as T. The byte is the end of T's mantissa after a power of two,
+// Two words of two numbers each: the codes less `zero`, as T. The byte is the end of T's mantissa after a power of two,
 // which is subtracted again: both are exact. Eight bits with a sign are seven and the sign's own weight.
 template <Packing P, class T>
-__device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uint32_t& second) {
+__device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uint32_t& second,
+                                            uint32_t zero = uint32_t(Layout<P>::kZero)) {
   constexpr uint32_t kByte = std::is_same_v<T, BFloat16> ? 0x43 : 0x64;  // 128, 1024 in the upper byte
   constexpr uint32_t kPower = kByte * 0x01010101u;
   const auto difference = [](uint32_t a, uint32_t b) {
@@ -167,9 +181,9 @@ __device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uin
     first = difference(__byte_perm(seven, kPower, 0x4140), __byte_perm(sign, kPower, 0x4140));
     second = difference(__byte_perm(seven, kPower, 0x4342), __byte_perm(sign, kPower, 0x4342));
   } else {
-    constexpr uint32_t kOffset = (kByte << 8 | uint32_t(Layout<P>::kZero)) * 0x00010001u;
-    first = difference(__byte_perm(codes, kPower, 0x4140), kOffset);
-    second = difference(__byte_perm(codes, kPower, 0x4342), kOffset);
+    const uint32_t offset = (kByte << 8 | zero) * 0x00010001u;
+    first = difference(__byte_perm(codes, kPower, 0x4140), offset);
+    second = difference(__byte_perm(codes, kPower, 0x4342), offset);
   }
 }
 

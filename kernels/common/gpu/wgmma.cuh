@@ -76,6 +76,10 @@ __device__ __forceinline__ void store_matrices_transposed(void* column, const ui
 }
 
 // What asm is told of a product's sums: their names in its text, and d itself.
+#define HOTSWAP_SUM_NAMES_4 "%0, %1, %2, %3"
+#define HOTSWAP_SUM_NAMES_8 \
+  HOTSWAP_SUM_NAMES_4       \
+  ", %4, %5, %6, %7"
 #define HOTSWAP_SUM_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define HOTSWAP_SUM_NAMES_32 \
   HOTSWAP_SUM_NAMES_16       \
@@ -142,11 +146,20 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
   }
 }
 
-// A in registers, B by columns; for 64 columns by rows as well.
+// A in registers, B by columns; for 64 columns by rows as well, and for fewer only so.
 template <class T, int N, bool kByColumns = true>
 __device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, bool add) {
-  static_assert(N == 64 || kByColumns, "expected B by columns at this width: by rows is written down for 64 alone");
-  if constexpr (N == 64) {
+  static_assert(N == 64 || (N > 64) == kByColumns, "expected B by columns above 64 columns, and by rows below");
+  if constexpr (N == 8) {
+    asm volatile(HOTSWAP_WGMMA("8", 4, "{%4, %5, %6, %7}, %8", "%9", "%10", ", 0")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+  } else if constexpr (N == 16) {
+    asm volatile(HOTSWAP_WGMMA("16", 8, "{%8, %9, %10, %11}, %12", "%13", "%14", ", 0")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+  } else if constexpr (N == 32) {
+    asm volatile(HOTSWAP_WGMMA("32", 16, "{%16, %17, %18, %19}, %20", "%21", "%22", ", 0")
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name));
+  } else if constexpr (N == 64) {
     asm volatile(HOTSWAP_WGMMA("64", 32, "{%32, %33, %34, %35}, %36", "%37", "%38", ", %39")
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name),
                    "n"(int(kByColumns)));

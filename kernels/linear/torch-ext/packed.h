@@ -89,12 +89,30 @@ inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table
 }
 
 #if defined(CUDA_KERNEL)
+inline cuda::PackedRows rows_of(const PackedCall& call) {
+  return {.dtype = call.dtype,
+          .packing = call.packing,
+          .x = call.x.data,
+          .x_stride = call.x.stride,
+          .w = static_cast<const uint8_t*>(call.data.data_ptr()),
+          .w_stride = call.data.stride(0),
+          .bias = call.bias ? call.bias->data_ptr() : nullptr,
+          .y = nullptr,
+          .out = call.data.size(0),
+          .rows = int(call.x.rows),
+          .in = int(call.x.cols)};
+}
+
+inline bool takes_tiles(const PackedCall& call) {
+  return cuda::kTilesAreMeasured && call.x.rows <= cuda::kMaxTileRows && cuda::takes_packed_tiles(rows_of(call));
+}
+
 inline bool takes_packed_rows(const PackedCall& call) {
   bool on_device = false;
   kernels::run_on(
       call.device, [&](auto) { on_device = cuda::takes_packed_rows(); }, [] {});
-  return on_device && call.dtype != kernels::DType::kFloat32 && call.x.rows <= cuda::kMaxPackedRows &&
-         call.x.cols <= INT32_MAX;
+  if (!on_device || call.dtype == kernels::DType::kFloat32 || call.x.cols > INT32_MAX) return false;
+  return call.x.rows <= cuda::kMaxPackedRows || takes_tiles(call);
 }
 
 inline kernels::gpu::PackedRows few_packed_rows(const PackedCall& call, const Tensor& y) {
@@ -116,20 +134,17 @@ inline Tensor packed_rows(const PackedCall& call, const Tensor& x, Tensor y) {
       return y;
     }
   }
+  cuda::PackedRows args = rows_of(call);
+  args.y = y.data_ptr();
+  if (takes_tiles(call)) {
+    kernels::run_on(
+        call.device, [&](auto stream) { cuda::packed_tiles(args, stream); }, [] {});
+    return y;
+  }
   const bool aligned =
       reinterpret_cast<uintptr_t>(call.x.data) % 8 == 0 && (call.x.rows == 1 || call.x.stride % 4 == 0);
   const Tensor copy = aligned ? x : torch::stable::clone(torch::stable::reshape(x, {call.x.rows, call.x.cols}));
-  const cuda::PackedRows args{.dtype = call.dtype,
-                              .packing = call.packing,
-                              .x = aligned ? call.x.data : copy.data_ptr(),
-                              .x_stride = aligned ? call.x.stride : call.x.cols,
-                              .w = static_cast<const uint8_t*>(call.data.data_ptr()),
-                              .w_stride = call.data.stride(0),
-                              .bias = call.bias ? call.bias->data_ptr() : nullptr,
-                              .y = y.data_ptr(),
-                              .out = call.data.size(0),
-                              .rows = int(call.x.rows),
-                              .in = int(call.x.cols)};
+  if (!aligned) args.x = copy.data_ptr(), args.x_stride = call.x.cols;
   kernels::run_on(
       call.device, [&](auto stream) { cuda::packed_rows(args, stream); }, [] {});
   return y;
