@@ -130,7 +130,7 @@ class Consumer {
   __device__ __forceinline__ void run() {
     const Outputs outputs(a_);
     Ring<M::kStages> stage;
-    int panel = 0;  // how many panels there were
+    uint32_t panel = 0;  // how many panels there were
     for (int64_t first = outputs.begin; first < outputs.end; first += kOutputs) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) total_[i] = 0.f;
@@ -139,7 +139,7 @@ class Consumer {
         multiply_stage(m_.weights[stage.index], panel, min(a_.in - column, kChunk));
         __syncwarp();
         if (lane_ == 0) m_.free[stage.index].arrive();
-        panel += (min(a_.in - column, kChunk) + kPanel - 1) / kPanel;
+        panel += uint32_t(min(a_.in - column, kChunk) + kPanel - 1) / kPanel;
       }
       write(first, outputs.end);
     }
@@ -152,7 +152,7 @@ class Consumer {
     GroupScale scale[2][G::kSets];
   };
 
-  __device__ __forceinline__ void multiply_stage(const uint8_t* weights, int panel, int columns) {
+  __device__ __forceinline__ void multiply_stage(const uint8_t* weights, uint32_t panel, int columns) {
     const int step = shared_columns_ ? 2 : 1, begin = shared_columns_ ? warpgroup_ : 0;
     const int pieces = (columns + G::kColumns - 1) / G::kColumns;
     if (begin >= pieces) return;
@@ -168,12 +168,12 @@ class Consumer {
   }
 
   // The products of `now`, beside which the codes of the piece after it are decoded.
-  __device__ __forceinline__ void multiply_piece(const uint8_t* const (&rows)[2], Codes& now, Codes& next, int panel,
-                                                 int piece, int step, int pieces, int columns) {
+  __device__ __forceinline__ void multiply_piece(const uint8_t* const (&rows)[2], Codes& now, Codes& next,
+                                                 uint32_t panel, int piece, int step, int pieces, int columns) {
     float made[G::kSets][kSums], of_x[G::kMinimum ? G::kSets : 1][kSums];
-    const int first = panel + piece * G::kPanelsOf;
+    const uint32_t first = panel + uint32_t(piece * G::kPanelsOf);
 #pragma unroll
-    for (int p = 0; p < G::kPanelsOf; ++p) m_.x_full[(first + p) % kPanels].wait(uint32_t((first + p) / kPanels) & 1);
+    for (int p = 0; p < G::kPanelsOf; ++p) m_.x_full[(first + p) % kPanels].wait((first + p) / kPanels & 1);
     begin_products();
 #pragma unroll
     for (int p = 0; p < G::kPanelsOf; ++p) {
@@ -200,7 +200,7 @@ class Consumer {
     }
 #pragma unroll
     for (int set = 0; set < G::kSets; ++set) {
-      if (G::kSets > 1 && piece * G::kColumns + 32 * set >= columns) break;
+      if (Layout<P>::kWeights == 32 && piece * G::kColumns + 32 * set >= columns) break;
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         const GroupScale& scale = now.scale[i % 4 / 2][set];
@@ -216,34 +216,45 @@ class Consumer {
     return kOnes;
   }
 
-  // Of groups beyond the last column the codes are any; their sums are left out.
+  // Where a group of 32 columns of a piece is: its block in the row, and which of the block's groups.
+  struct Place {
+    int block, group;
+  };
+  static __device__ __forceinline__ Place place_of(int piece, int group) {
+    using L = Layout<P>;
+    if constexpr (L::kWeights <= G::kColumns) {
+      constexpr int kBlocks = G::kColumns / L::kWeights;
+      return {(piece * kBlocks + 32 * group / L::kWeights) * L::kBytes, 32 * group % L::kWeights / 32};
+    } else {
+      constexpr int kPieces = L::kWeights / G::kColumns;
+      return {piece / kPieces * L::kBytes, piece % kPieces * G::kGroups + group};
+    }
+  }
+
+  // Only blocks of 32 can end within a piece: beyond them the codes are 0, and their sums are left out.
   __device__ __forceinline__ void decode(const uint8_t* const (&rows)[2], int piece, int columns, Codes& to) {
     using L = Layout<P>;
-    const int part = lane_ % 4, begin = piece * G::kColumns;
+    const int part = lane_ % 4;
 #pragma unroll
-    for (int group = 0; group < G::kGroups; ++group) {
-      if (begin + 32 * group >= columns) {
+    for (int r = 0; r < 2; ++r) {
+      const SplitRow codes{rows[r], part};
+      const SharedRow words{reinterpret_cast<const uint32_t*>(rows[r]), 0};
+      uint32_t zero = uint32_t(L::kZero);
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) to.a[2 * group + half][i] = 0;
-        continue;
-      }
-      const int of_row = begin + 32 * group, block = of_row / L::kWeights * L::kBytes;
-      const int of_block = of_row % L::kWeights / 32;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const SplitRow codes{rows[r], part};
-        const SharedRow words{reinterpret_cast<const uint32_t*>(rows[r]), 0};
-        uint32_t zero = uint32_t(L::kZero);
-        if constexpr (kernels::kIsInt4<P>) zero = words.word<true>(block) & 255u;
-        if (G::kSets > 1 || group == 0)
-          to.scale[r][G::kSets == 1 ? 0 : group] = group_scale<P>(words, block, of_block, 0);
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint32_t(&a)[4] = to.a[2 * group + half];
-          integers_of<P, T>(four_codes<P>(codes, block, of_block, half, part), a[r], a[r + 2], zero);
+      for (int group = 0; group < G::kGroups; ++group) {
+        uint32_t(&first)[4] = to.a[2 * group];
+        uint32_t(&second)[4] = to.a[2 * group + 1];
+        if (L::kWeights == 32 && piece * G::kColumns + 32 * group >= columns) {
+          first[r] = first[r + 2] = second[r] = second[r + 2] = 0;
+          continue;
         }
+        const Place at = place_of(piece, group);
+        if (G::kSets > 1 || group == 0) {
+          to.scale[r][group % G::kSets] = group_scale<P>(words, at.block, at.group, 0);
+          if constexpr (kernels::kIsInt4<P>) zero = words.word<true>(at.block) & 255u;
+        }
+        integers_of<P, T>(four_codes<P>(codes, at.block, at.group, 0, part), first[r], first[r + 2], zero);
+        integers_of<P, T>(four_codes<P>(codes, at.block, at.group, 1, part), second[r], second[r + 2], zero);
       }
     }
   }
