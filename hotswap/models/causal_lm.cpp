@@ -216,6 +216,20 @@ void CausalLM::set_attn_implementation(const std::string& given, const KernelOpt
   set_stock_attention(parts_->trunk, attention_kind(by_kernel ? stock : name));  // also beneath a kernel
 }
 
+void CausalLM::gradient_checkpointing_enable(int64_t every_n_layers, bool offload) {
+  if (every_n_layers < 1) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "every_n_layers of at least 1",
+                 .got = cat(every_n_layers),
+                 .next = "1 checkpoints every layer"});
+  }
+  parts_->trunk.set_checkpointing(GradientCheckpointing{.every_n_layers = every_n_layers, .offload = offload});
+}
+
+void CausalLM::gradient_checkpointing_disable() { parts_->trunk.set_checkpointing(std::nullopt); }
+
+bool CausalLM::is_gradient_checkpointing() const { return parts_->trunk.checkpointing().has_value(); }
+
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const c10::DeviceGuard current(device());  // packages of others may launch on whichever GPU is current
   CausalLMOutput out;

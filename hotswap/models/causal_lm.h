@@ -126,6 +126,13 @@ class CausalLM : public Module {
   // layers' names ("model.layers.0.self_attn.q_proj.lora_A.weight").
   void each_trained(const TensorVisitor& visit);
 
+  // transformers' names: training forwards keep of layers 0, n, 2n, ... only their input, and backward runs their
+  // forward again. The same bits. offload: inputs are kept in pinned host memory. Forwards with a cache and in
+  // evaluation are as ever.
+  void gradient_checkpointing_enable(int64_t every_n_layers = 1, bool offload = false);
+  void gradient_checkpointing_disable();
+  bool is_gradient_checkpointing() const;
+
   // Fresh weights as transformers draws them: what each part says of its tensors (Init), spread by initializer_range.
   void init_weights(uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
 

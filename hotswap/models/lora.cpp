@@ -8,6 +8,7 @@
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/model_folder.h"
 #include "hotswap/models/tokenizer_files.h"
+#include "hotswap/models/trained.h"
 
 namespace hotswap {
 
@@ -92,19 +93,7 @@ void CausalLM::restore_adapter(const std::filesystem::path& folder) {
   lora_->restore(folder);
 }
 
-void CausalLM::each_trained(const TensorVisitor& visit) {
-  each_parameter([&](const std::string& name, Tensor& tensor) {
-    if (tensor.requires_grad()) visit(name, tensor);
-  });
-  std::set<const void*> seen;  // A of several layers is one
-  each_module([&](const std::string& name, Module& module) {
-    const auto visit_new = [&](const std::string& end, Tensor& tensor) {
-      if (seen.insert(tensor.unsafeGetTensorImpl()).second) visit(cat(name, ".", end), tensor);
-    };
-    if (auto* linear = dynamic_cast<Linear*>(&module)) linear->each_adapter_tensor(visit_new);
-    if (auto* embedding = dynamic_cast<Embedding*>(&module)) embedding->each_adapter_tensor(visit_new);
-  });
-}
+void CausalLM::each_trained(const TensorVisitor& visit) { hotswap::each_trained(*this, visit); }
 
 void CausalLM::unload_adapter() {
   if (!lora_) return;

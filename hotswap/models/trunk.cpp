@@ -1,5 +1,6 @@
 #include "hotswap/models/trunk.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -111,8 +112,13 @@ ForwardContext Trunk::step_context(const TrunkInput& in, at::ScalarType dtype) {
 }
 
 HiddenState Trunk::through_layers(const Tensor& x, const ForwardContext& context) {
+  const bool checkpoints = checkpointing_ && training() && at::GradMode::is_enabled() && context.memory == nullptr;
   HiddenState state{x, {}};
-  for (const auto& layer : layers_) state = layer->forward(state, context);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const bool checkpoint = checkpoints && static_cast<int64_t>(i) % checkpointing_->every_n_layers == 0;
+    state = checkpoint ? checkpointed(*layers_[i], state, context, checkpointing_->offload)
+                       : layers_[i]->forward(state, context);
+  }
   return state;
 }
 

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "hotswap/layers/linear.h"
 #include "hotswap/layers/norm.h"
 #include "hotswap/models/block.h"
+#include "hotswap/models/checkpointed.h"
 #include "hotswap/models/config.h"
 #include "hotswap/models/trunk_input.h"
 
@@ -21,6 +23,9 @@ class Trunk : public Module {
   std::unique_ptr<Cache> make_cache(int64_t reserve) const;
   at::ScalarType dtype() const;                                                    // in which it computes
   const RotaryEmbedding* rotary() const { return rotary_ ? &*rotary_ : nullptr; }  // null: the model has none
+  // Training forwards keep of these layers only what goes in; none: all is kept.
+  void set_checkpointing(std::optional<GradientCheckpointing> checkpointing) { checkpointing_ = checkpointing; }
+  const std::optional<GradientCheckpointing>& checkpointing() const { return checkpointing_; }
   Embedding embed_tokens;
 
  private:
@@ -36,6 +41,7 @@ class Trunk : public Module {
   double multiplier_;
   bool rounds_multiplier_;
   int64_t vocab_size_;
+  std::optional<GradientCheckpointing> checkpointing_;
 };
 
 }  // namespace hotswap

@@ -45,6 +45,22 @@ KernelReport bind_update(AdamW& optimizer, KernelOptions options) {
   return report;
 }
 
+// Of torch's own arguments only those pass that say what is done here anyway.
+void enable_checkpointing(CausalLM& model, const TrainingArguments& arguments) {
+  const auto& given = arguments.gradient_checkpointing_kwargs;
+  const Json kwargs = Json::parse(given.is_null() ? "{}" : given.dump(), "gradient_checkpointing_kwargs");
+  for (const auto& [name, value] : kwargs.items()) {
+    if (name == "every_n_layers" || name == "offload" || name == "use_reentrant") continue;
+    if ((name == "preserve_rng_state" && value.as<bool>()) || (name == "debug" && !value.as<bool>())) continue;
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "every_n_layers, offload or use_reentrant in gradient_checkpointing_kwargs",
+                 .got = cat(name, " = ", value.raw().dump()),
+                 .next = "leave it out"});
+  }
+  if (!arguments.gradient_checkpointing) return;
+  model.gradient_checkpointing_enable(kwargs.get<int64_t>("every_n_layers", 1), kwargs.get<bool>("offload", false));
+}
+
 // As Trainer's set_seed: what an adapter's dropout draws its seeds of.
 void seed_dropout(int64_t seed) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
@@ -105,6 +121,7 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
   }
   TrainingLoop::schedule_of(arguments_, *train_dataset_);  // Error before anything runs
   if (arguments_.use_liger_kernel) apply_liger_kernel(*model_, arguments_.liger_kernel_config);
+  enable_checkpointing(*model_, arguments_);
   seed_dropout(arguments_.seed);
 }
 

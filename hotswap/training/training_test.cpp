@@ -344,6 +344,25 @@ TEST(AdamWStates, ANormThatIsNotFiniteUpdatesNothing) {
   EXPECT_FALSE(at::equal(parameter, at::ones({8}))) << "the test could fail";
 }
 
+TEST(Trainer, GradientCheckpointingChangesNoBit) {
+  std::vector<std::vector<Tensor>> trained;
+  std::vector<double> losses;
+  for (const bool checkpoints : {false, true}) {
+    const auto model = test_support::tiny_llama({.layers = 3});
+    TrainingArguments arguments{.per_device_train_batch_size = 2, .max_steps = 4, .learning_rate = 1e-2};
+    arguments.gradient_checkpointing = checkpoints;
+    arguments.gradient_checkpointing_kwargs = {{"every_n_layers", 2}, {"use_reentrant", false}};
+    losses.push_back(Trainer(model, arguments, counting(64, 8)).train().training_loss);
+    EXPECT_EQ(model->is_gradient_checkpointing(), checkpoints);
+    trained.push_back(model->parameters());
+  }
+  EXPECT_EQ(losses[0], losses[1]);
+  for (size_t i = 0; i < trained[0].size(); ++i) EXPECT_TRUE(at::equal(trained[0][i], trained[1][i])) << i;
+  TrainingArguments wrong;
+  wrong.gradient_checkpointing_kwargs = {{"context_fn", "x"}};
+  EXPECT_THROW(Trainer(test_support::tiny_llama(), wrong, counting(64, 8)), Error);
+}
+
 // A callback that writes down what it hears, and stops the run where it is to.
 struct Listener final : TrainerCallback {
   std::vector<std::string> heard;

@@ -80,8 +80,6 @@ const std::vector<Refusal>& refusals() {
       {"bf16_full_eval", false, "evaluation has the model's own dtype"},
       {"fp16_full_eval", false, "evaluation has the model's own dtype"},
       {"tf32", nullptr, "torch's setting is left as it is"},
-      {"gradient_checkpointing", false, "activations are kept"},
-      {"gradient_checkpointing_kwargs", nullptr, "activations are kept"},
       {"torch_compile", false, "a training step is not captured"},
       {"torch_compile_backend", nullptr, "a training step is not captured"},
       {"torch_compile_mode", nullptr, "a training step is not captured"},
@@ -133,8 +131,8 @@ const std::map<std::string, std::string>& renamed_arguments() {
       {"no_cuda", "use_cpu"},
       {"logging_dir", "output_dir: the log is in its trainer_state.json"},
       {"overwrite_output_dir", "an output_dir of its own for each run"},
-      {"activation_checkpointing", "gradient_checkpointing, which is refused too"},
-      {"activation_checkpointing_kwargs", "gradient_checkpointing_kwargs, which is refused too"},
+      {"activation_checkpointing", "gradient_checkpointing"},
+      {"activation_checkpointing_kwargs", "gradient_checkpointing_kwargs"},
       {"include_tokens_per_second", "include_num_input_tokens_seen"},
   };
   return names;

@@ -19,6 +19,7 @@
 #include <tuple>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/adamw.h"
 
 namespace hotswap {
 namespace {
@@ -94,15 +95,20 @@ StateKinds state_kinds(OptimizerStates states, at::ScalarType parameter) {
 AdamW::AdamW(std::vector<Tensor> parameters, AdamWOptions options)
     : AdamW({{.parameters = std::move(parameters), .weight_decay = options.weight_decay}}, options) {}
 
-AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options) : options_(options) {
+AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options)
+    : options_(options), update_(std::make_unique<AdamWUpdate>()) {
   for (const ParameterGroup& group : groups) {
     parameters_.insert(parameters_.end(), group.parameters.begin(), group.parameters.end());
     for (size_t i = 0; i < group.parameters.size(); ++i) states_.push_back({.weight_decay = group.weight_decay});
     group_sizes_.push_back(group.parameters.size());
   }
   for (const Tensor& parameter : parameters_) check_dtype(parameter, options_.states);
-  update_.watch(parameters_);
+  update_->watch(parameters_);
 }
+
+AdamW::~AdamW() = default;
+
+Module& AdamW::update() { return *update_; }
 
 void AdamW::step(double gradient_factor) {
   if (!(gradient_factor > 0) || !std::isfinite(gradient_factor)) {
@@ -154,13 +160,13 @@ void AdamW::update_all(const Tensor& scale) {
     const Tensor there = scale.to(list.steps[0].device());
     at::_foreach_add_(list.steps, at::isfinite(there).to(at::kFloat));
     const bool by_chance = rounds_stochastically(options_.states);
-    update_.forward(there, list,
-                    {.learning_rate = options_.learning_rate,
-                     .beta1 = options_.beta1,
-                     .beta2 = options_.beta2,
-                     .eps = options_.eps,
-                     .weight_decay = std::get<3>(key)},
-                    by_chance ? std::optional(options_.seed * (int64_t{1} << 16) + index++) : std::nullopt);
+    update_->forward(there, list,
+                     {.learning_rate = options_.learning_rate,
+                      .beta1 = options_.beta1,
+                      .beta2 = options_.beta2,
+                      .eps = options_.eps,
+                      .weight_decay = std::get<3>(key)},
+                     by_chance ? std::optional(options_.seed * (int64_t{1} << 16) + index++) : std::nullopt);
   }
 }
 

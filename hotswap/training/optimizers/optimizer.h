@@ -13,10 +13,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "hotswap/layers/adamw.h"
+#include "hotswap/layers/module.h"
 
 namespace hotswap {
 
@@ -31,6 +32,8 @@ enum class OptimizerStates {
 };
 // "parameter", "float32_master", "bfloat16_moments", "stochastic"; Error for another name.
 OptimizerStates optimizer_states_from(const std::string& name);
+
+class AdamWUpdate;
 
 struct AdamWOptions {
   double learning_rate = 5e-5;
@@ -66,6 +69,7 @@ class AdamW {
  public:
   AdamW(std::vector<Tensor> parameters, AdamWOptions options);  // all with the options' weight decay
   AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options);
+  ~AdamW();
 
   // One update of every parameter that has a gradient. Gradients count as gradient * gradient_factor: clipping costs no
   // pass over memory of its own (torch's fused update leaves them scaled).
@@ -83,7 +87,7 @@ class AdamW {
   const std::vector<size_t>& group_sizes() const { return group_sizes_; }
   const AdamWOptions& options() const { return options_; }
   // The layer that updates: kernelize(optimizer.update(), Mode::INFERENCE) has a kernel do it, where there is one.
-  Module& update() { return update_; }
+  Module& update();
 
  private:
   void prepare(size_t index);
@@ -93,7 +97,7 @@ class AdamW {
   std::vector<AdamWState> states_;
   std::vector<size_t> group_sizes_;
   AdamWOptions options_;
-  AdamWUpdate update_;
+  std::unique_ptr<AdamWUpdate> update_;
 };
 
 // L2 norm over all gradients, summed in float32 at least; 0 without any. NaN and infinity come through.
