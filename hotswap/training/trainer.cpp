@@ -128,7 +128,12 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
 TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
   const std::string& from = resume_from_checkpoint.empty() ? arguments_.resume_from_checkpoint : resume_from_checkpoint;
   const fs::path resume = from.empty() ? fs::path() : checkpoint_to_resume(from, arguments_.output_dir);
-  if (const auto options = model_->kernel_options()) update_report_ = bind_update(*parts_.optimizer, *options);
+  if (const auto options = model_->kernel_options()) {
+    update_report_ = bind_update(*parts_.optimizer, *options);
+  } else if (!update_report_.rows.empty()) {
+    unkernelize(parts_.optimizer->update());
+    update_report_ = {};
+  }
   TrainingLoop loop({.model = *model_,
                      .arguments = arguments_,
                      .train_dataset = *train_dataset_,

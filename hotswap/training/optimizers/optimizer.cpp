@@ -5,6 +5,7 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/clamp_min.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 #include <string>
 #include <tuple>
 
@@ -45,16 +47,38 @@ const std::map<std::string, OptimizerStates>& states_by_name() {
   return names;
 }
 
+// A view of t in the order in which `like` is in memory (an embedding's lora_A is transposed): contiguous where t has
+// its strides.
+Tensor in_order_of(const Tensor& t, const Tensor& like) {
+  if (like.is_contiguous()) return t;
+  std::vector<int64_t> order(like.dim());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return like.stride(a) > like.stride(b); });
+  return t.permute(order);
+}
+
+// A state that was loaded, in the layout of its parameter.
+void lay_out_as(Tensor& state, const Tensor& parameter) {
+  if (!state.defined() || state.strides() == parameter.strides()) return;
+  state = at::empty_like(parameter, parameter.options().dtype(state.scalar_type())).copy_(state);
+}
+
 bool rounds_stochastically(OptimizerStates states) {
   return states == OptimizerStates::kBFloat16Moments || states == OptimizerStates::kStochastic;
 }
 
-void check_dtype(const Tensor& parameter, OptimizerStates states) {
+void check_parameter(const Tensor& parameter, OptimizerStates states) {
   if (!parameter.is_floating_point()) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "floating-point parameters",
                  .got = cat("a parameter of dtype ", parameter.dtype().name()),
                  .next = "train the model in float32 or bfloat16"});
+  }
+  if (!parameter.is_non_overlapping_and_dense()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "parameters without gaps in memory",
+                 .got = cat("one [", join(parameter.sizes()), "] with strides [", join(parameter.strides()), "]"),
+                 .next = "make it contiguous"});
   }
   if (rounds_stochastically(states) && parameter.scalar_type() == at::kHalf) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
@@ -102,7 +126,7 @@ AdamW::AdamW(const std::vector<ParameterGroup>& groups, AdamWOptions options)
     for (size_t i = 0; i < group.parameters.size(); ++i) states_.push_back({.weight_decay = group.weight_decay});
     group_sizes_.push_back(group.parameters.size());
   }
-  for (const Tensor& parameter : parameters_) check_dtype(parameter, options_.states);
+  for (const Tensor& parameter : parameters_) check_parameter(parameter, options_.states);
   update_->watch(parameters_);
 }
 
@@ -129,7 +153,10 @@ void AdamW::step_clipped(const Tensor& norm, double max_norm) {
 void AdamW::prepare(size_t index) {
   const Tensor parameter = parameters_[index].detach();
   AdamWState& state = states_[index];
-  if (state.steps.defined()) return;
+  if (state.steps.defined()) {
+    for (Tensor* part : {&state.average, &state.average_square, &state.master}) lay_out_as(*part, parameter);
+    return;
+  }
   const StateKinds kinds = state_kinds(options_.states, parameter.scalar_type());
   if (kinds.master) state.master = parameter.to(at::kFloat);
   state.average = at::zeros_like(parameter, parameter.options().dtype(kinds.moments));
@@ -148,11 +175,12 @@ void AdamW::update_all(const Tensor& scale) {
     const Tensor parameter = parameters_[i].detach();
     AdamWLists& list =
         lists[{parameter.device().str(), parameter.scalar_type(), state.average.scalar_type(), state.weight_decay}];
-    list.parameters.push_back(parameter);
-    list.gradients.push_back(parameters_[i].grad().to(parameter.scalar_type()).contiguous());
-    list.averages.push_back(state.average);
-    list.average_squares.push_back(state.average_square);
-    if (state.master.defined()) list.masters.push_back(state.master);
+    const auto ordered = [&](const Tensor& t) { return in_order_of(t, parameter); };
+    list.parameters.push_back(ordered(parameter));
+    list.gradients.push_back(ordered(parameters_[i].grad().to(parameter.scalar_type())).contiguous());
+    list.averages.push_back(ordered(state.average));
+    list.average_squares.push_back(ordered(state.average_square));
+    if (state.master.defined()) list.masters.push_back(ordered(state.master));
     list.steps.push_back(state.steps);
   }
   int64_t index = 0;  // of a list among those of a step: its random bits are its own

@@ -99,6 +99,22 @@ def test_under_grad_scaler(package):
     assert scaler.get_scale() < 4
 
 
+def test_parameters_in_another_order_in_memory(package):
+    data = torch.randn(4, 3, 5, 5)
+    layouts = [data.clone(), data.clone().to(memory_format=torch.channels_last), data.permute(3, 1, 0, 2).clone().permute(2, 1, 3, 0)]
+    made = []
+    for layout in layouts:
+        p = nn.Parameter(layout)
+        assert p.stride() == layout.stride()
+        optimizer = package.AdamW([p], **RATES)
+        train(optimizer, [p], 2)
+        again = package.AdamW([p], **RATES)
+        again.load_state_dict(optimizer.state_dict())
+        train(again, [p], 1, 2)
+        made.append(p)
+    assert all(torch.equal(made[0], p) for p in made[1:])
+
+
 def test_closure_is_called_with_gradients(package):
     p = nn.Parameter(torch.ones(3))
     optimizer = package.AdamW([p], **RATES)

@@ -7,6 +7,11 @@ from ._package import ops
 STATES = ("parameter", "float32_master", "bfloat16_moments", "stochastic")
 
 
+def _in_order_of(t, like):
+    """A view of t in the order in which `like` is in memory (channels last, transposed): contiguous where t has its strides."""
+    return t if like.is_contiguous() else t.permute(sorted(range(like.dim()), key=lambda d: -like.stride(d)))
+
+
 class AdamW(torch.optim.Optimizer):
     """AdamW with decoupled weight decay, as torch.optim.AdamW: the same arguments, and the same states where `states` is "parameter".
 
@@ -17,7 +22,7 @@ class AdamW(torch.optim.Optimizer):
       "stochastic"         bfloat16 parameters and states, all rounded stochastically, no master
     seed: of stochastic rounding. A run with the same seed and the same order of parameters rounds alike.
 
-    Gradients have the parameter's dtype; parameters are contiguous, in float32, bfloat16 or float16 ("bfloat16_moments" and
+    Gradients have the parameter's dtype; parameters have no gaps in memory, and are in float32, bfloat16 or float16 ("bfloat16_moments" and
     "stochastic": not float16). Runs under torch.amp.GradScaler: what is not finite updates nothing.
     """
 
@@ -41,7 +46,8 @@ class AdamW(torch.optim.Optimizer):
         for i, p in zip(ids, flat, strict=True):
             for name, value in state_dict["state"].get(i, {}).items():
                 if torch.is_tensor(value):
-                    self.state[p][name] = value.to(device=p.device, copy=True)
+                    like = torch.empty_like(p, dtype=value.dtype) if value.dim() else torch.empty((), device=p.device)
+                    self.state[p][name] = like.copy_(value)
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -71,16 +77,17 @@ class AdamW(torch.optim.Optimizer):
             if not self.state[p]:
                 self._begin(p)
         states = [self.state[p] for p in parameters]
+        ordered = lambda name: [_in_order_of(s[name], p) for s, p in zip(states, parameters)]
         steps = [s["step"] for s in states]
         torch._foreach_add_(steps, torch.isfinite(scale).float())
         rounded = self.states in ("bfloat16_moments", "stochastic") and states[0]["exp_avg"].dtype == torch.bfloat16
         ops.adamw_(
             scale,
-            parameters,
-            [p.grad.contiguous() for p in parameters],
-            [s["exp_avg"] for s in states],
-            [s["exp_avg_sq"] for s in states],
-            [s["master"] for s in states] if "master" in states[0] else [],
+            [_in_order_of(p, p) for p in parameters],
+            [_in_order_of(p.grad, p).contiguous() for p in parameters],
+            ordered("exp_avg"),
+            ordered("exp_avg_sq"),
+            ordered("master") if "master" in states[0] else [],
             steps,
             float(group["lr"]),
             *group["betas"],
@@ -94,7 +101,7 @@ class AdamW(torch.optim.Optimizer):
         wide = {"parameter": p.dtype, "float32_master": torch.float32, "bfloat16_moments": narrow, "stochastic": narrow}[self.states]
         state = self.state[p]
         if self.states in ("float32_master", "bfloat16_moments") and p.dtype != torch.float32:
-            state["master"] = p.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+            state["master"] = p.to(torch.float32, copy=True)
         state["step"] = torch.zeros((), device=p.device)
-        state["exp_avg"] = torch.zeros_like(p, dtype=wide, memory_format=torch.contiguous_format)
+        state["exp_avg"] = torch.zeros_like(p, dtype=wide)
         state["exp_avg_sq"] = torch.zeros_like(state["exp_avg"])
