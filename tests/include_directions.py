@@ -38,7 +38,7 @@ ROOMS = {
     "generation": ENGINE | {"generation"},
     "training": MODELS | {"training"},
     "serve": ENGINE | GRAMMAR | {"serve"},
-    "cuda": {"base", "engine", "cuda"},  # a library of its own, for torch's CUDA headers
+    "cuda": {"base", "engine", "training", "cuda"},  # a library of its own, for torch's CUDA headers
     "cli": ENGINE | GRAMMAR | {"generation", "training", "serve", "cli"},
 }
 # Inside a room: what each of its folders may include of the room besides itself; "." is the files beside the folders.
@@ -77,7 +77,8 @@ FOLDERS = {
         "data": set(),
         "optimizers": set(),
         "checkpoint": {"optimizers"},
-        ".": {"arguments", "schedules", "data", "optimizers", "checkpoint"},
+        "ranks": set(),
+        ".": {"arguments", "schedules", "data", "optimizers", "checkpoint", "ranks"},
     },
     "hotswap/cli": {
         "print": set(),

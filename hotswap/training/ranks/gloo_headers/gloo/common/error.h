@@ -1,0 +1,2 @@
+// Stand-in for gloo's header, which the torch package lacks: c10d includes it and uses none of it.
+#pragma once
