@@ -7,6 +7,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/training/data/order.h"
+#include "hotswap/training/ranks/ranks.h"
 
 namespace hotswap {
 namespace {
@@ -41,18 +42,20 @@ ForwardArguments forward_arguments(const TrainingBatch& batch, at::Device device
           .need_logits = false};
 }
 
-EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batch_size) {
+EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batch_size, Ranks* ranks) {
   const at::NoGradGuard no_grad;
   const auto start = Clock::now();
   const bool was_training = model.training();
   model.eval();
   EvalMetrics metrics;
   std::vector<BatchLoss> losses;
-  for (const auto& examples :
-       batches_of(epoch_order(dataset.size(), SamplingStrategy::kSequential, 0, 0), batch_size)) {
+  const auto batches = batches_of(epoch_order(dataset.size(), SamplingStrategy::kSequential, 0, 0), batch_size);
+  metrics.examples = dataset.size();
+  metrics.batches = static_cast<int64_t>(batches.size());
+  const size_t first = ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank());
+  for (size_t at = first; at < batches.size(); at += ranks == nullptr ? 1 : static_cast<size_t>(ranks->size())) {
+    const auto& examples = batches[at];
     const TrainingBatch batch = dataset.batch(examples);
-    metrics.examples += static_cast<int64_t>(examples.size());
-    ++metrics.batches;
     const int64_t labels = label_count(batch);
     if (labels == 0) continue;  // its mean is over nothing
     const Tensor loss = model(forward_arguments(batch, model.device())).loss;
@@ -67,7 +70,11 @@ EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batc
     examples += static_cast<double>(one.examples);
     labels += static_cast<double>(one.labels);
   }
-  if (losses.empty()) {
+  if (ranks != nullptr) {
+    const auto sums = ranks->sum({by_example, by_label, examples, labels});
+    by_example = sums[0], by_label = sums[1], examples = sums[2], labels = sums[3];
+  }
+  if (examples == 0) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "an eval_dataset with labels",
                  .got = cat(metrics.examples, " examples without any"),

@@ -5,8 +5,9 @@
 
 namespace hotswap {
 
-// Without gradients, in evaluation mode; the mode is as before again. Error where no batch has a label.
-EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batch_size);
+// Without gradients, in evaluation mode; the mode is as before again. Error where no batch has a label. Each of several
+// ranks evaluates its share of the batches, and all have the metrics of the whole.
+EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batch_size, Ranks* ranks = nullptr);
 
 // What a forward with a loss takes, on the model's device.
 ForwardArguments forward_arguments(const TrainingBatch& batch, at::Device device);

@@ -258,9 +258,9 @@ struct Broken final : Dataset {
 
 TEST(BatchesAhead, ComeInOrderAndThrowWhereTheyAreRead) {
   const Broken dataset;
-  BatchesAhead ahead(dataset, {{{0}, {1}}, {{2}}, {{3}}});
+  BatchesAhead ahead(dataset, {{{{0}, {1}}}, {{{2}}}, {{{3}}}});
   EXPECT_EQ(ahead.left(), 3u);
-  EXPECT_EQ(ahead.next()[1].input_ids.item<int64_t>(), 1);
+  EXPECT_EQ(ahead.next().batches[1].input_ids.item<int64_t>(), 1);
   EXPECT_THROW(ahead.next(), Error);
 }
 

@@ -77,14 +77,26 @@ struct DataArgument {
   std::string saved, own;
 };
 
-std::vector<DataArgument> data_arguments(const TrainingArguments& saved, const TrainingArguments& own) {
+std::vector<DataArgument> data_arguments(const TrainingArguments& saved, const TrainingArguments& own,
+                                         const ResumedRanks& ranks) {
   const auto of = [](const char* name, const auto& a, const auto& b) { return DataArgument{name, cat(a), cat(b)}; };
-  return {of("per_device_train_batch_size", saved.per_device_train_batch_size, own.per_device_train_batch_size),
-          of("gradient_accumulation_steps", saved.gradient_accumulation_steps, own.gradient_accumulation_steps),
-          of("train_sampling_strategy", saved.train_sampling_strategy, own.train_sampling_strategy),
-          of("dataloader_drop_last", saved.dataloader_drop_last, own.dataloader_drop_last),
-          of(saved.data_seed || own.data_seed ? "data_seed" : "seed", saved.data_seed.value_or(saved.seed),
-             own.data_seed.value_or(own.seed))};
+  const auto in_update = [](const TrainingArguments& a, int64_t count) {
+    return a.per_device_train_batch_size * a.gradient_accumulation_steps * count;
+  };
+  std::vector<DataArgument> sizes = {
+      of("per_device_train_batch_size", saved.per_device_train_batch_size, own.per_device_train_batch_size),
+      of("gradient_accumulation_steps", saved.gradient_accumulation_steps, own.gradient_accumulation_steps)};
+  if (ranks.saved != ranks.own) {
+    sizes = {of("per_device_train_batch_size * gradient_accumulation_steps * ranks of", in_update(saved, ranks.saved),
+                in_update(own, ranks.own))};
+  }
+  std::vector<DataArgument> others = {
+      of("train_sampling_strategy", saved.train_sampling_strategy, own.train_sampling_strategy),
+      of("dataloader_drop_last", saved.dataloader_drop_last, own.dataloader_drop_last),
+      of(saved.data_seed || own.data_seed ? "data_seed" : "seed", saved.data_seed.value_or(saved.seed),
+         own.data_seed.value_or(own.seed))};
+  sizes.insert(sizes.end(), others.begin(), others.end());
+  return sizes;
 }
 
 void check_data_argument(const fs::path& folder, const DataArgument& argument) {
@@ -119,15 +131,19 @@ fs::path checkpoint_to_resume(const std::string& resume_from, const fs::path& ou
   return resume_from;
 }
 
-void check_resumed_arguments(const fs::path& folder, const TrainerState& saved, const TrainingArguments& arguments) {
+void check_resumed_arguments(const fs::path& folder, const TrainerState& saved, const TrainingArguments& arguments,
+                             const ResumedRanks& ranks) {
   if (!arguments.ignore_data_skip) {
     if (fs::exists(folder / "training_arguments.json")) {
       const auto theirs =
           training_arguments_from(Json::read(folder / "training_arguments.json"), {}, ArgumentsAre::kPart);
-      for (const DataArgument& one : data_arguments(theirs, arguments)) check_data_argument(folder, one);
+      for (const DataArgument& one : data_arguments(theirs, arguments, ranks)) check_data_argument(folder, one);
     } else if (saved.train_batch_size > 0) {
-      check_data_argument(folder, {"per_device_train_batch_size", cat(saved.train_batch_size),
-                                   cat(arguments.per_device_train_batch_size)});
+      const char* name =
+          ranks.saved == ranks.own ? "per_device_train_batch_size" : "per_device_train_batch_size * ranks of";
+      check_data_argument(folder,
+                          {name, cat(saved.train_batch_size * (ranks.saved == ranks.own ? 1 : ranks.saved)),
+                           cat(arguments.per_device_train_batch_size * (ranks.saved == ranks.own ? 1 : ranks.own))});
       log_info(folder.string(),
                " has no training_arguments.json, and its training_args.bin, a pickled class, is not "
                "read: seed and gradient_accumulation_steps are taken to be the same");

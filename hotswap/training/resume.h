@@ -20,9 +20,12 @@ std::optional<std::string> why_not_whole(const std::filesystem::path& folder);
 
 // Error where an argument that decides the order of the data is not the checkpoint's, with ignore_data_skip none;
 // transformers' warnings for steps of the log, of evaluations and of checkpoints. Of a checkpoint of transformers' only
-// what its trainer_state.json has is compared.
+// what its trainer_state.json has is compared. Where the number of ranks changes, an update has to keep its examples.
+struct ResumedRanks {
+  int64_t saved = 1, own = 1;
+};
 void check_resumed_arguments(const std::filesystem::path& folder, const TrainerState& saved,
-                             const TrainingArguments& arguments);
+                             const TrainingArguments& arguments, const ResumedRanks& ranks = {});
 
 // The weights of a folder into a model of the same tensors, in the model's dtype; where an adapter trains, the
 // adapter's. Error that names the first tensor that differs, before any is changed.

@@ -6,8 +6,6 @@
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <filesystem>
@@ -20,6 +18,7 @@
 #include "hotswap/models/auto.h"
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/checkpoint/optimizer_file.h"
+#include "hotswap/training/test_child.h"
 #include "hotswap/training/test_model.h"
 #include "hotswap/training/trainer.h"
 
@@ -28,7 +27,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using test_support::expect_has;
+using test_support::in_child;
 using test_support::message_of;
+using test_support::status_of;
 using test_support::TempFolder;
 
 // 11 rows of lengths of their own: the last batch of an epoch is short, and so is its last update.
@@ -267,27 +268,6 @@ TEST_F(ResumeErrors, OldCheckpointsGoAndTheBestOneStays) {
   const Trained again = run(arguments, "true");
   expect_same(again, whole);
   EXPECT_EQ(checkpoint_steps(folder_ / "few"), kept);
-}
-
-// A process that trains, of which nothing of this one's threads is left.
-template <typename Work>
-pid_t in_child(const Work& work) {
-  const pid_t child = ::fork();
-  if (child != 0) return child;
-  int status = 0;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s\n", error.what());
-    status = 1;
-  }
-  std::_Exit(status);
-}
-
-int status_of(pid_t child) {
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return status;
 }
 
 void train_in_child(const TrainingArguments& arguments, const std::string& resume) {

@@ -7,8 +7,10 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/models/liger.h"
+#include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/ranks/ranks.h"
 #include "hotswap/training/resume.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_state.h"
@@ -112,6 +114,7 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
                  .next = "give one to the Trainer, or leave eval_strategy out"});
   }
   check_model(*model_, arguments_);
+  join_ranks();
   if (!parts_.optimizer) parts_.optimizer = make_optimizer(*model_, arguments_);
   if (parts_.optimizer->parameters().empty()) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
@@ -119,29 +122,66 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
                  .got = "none",
                  .next = "call model->requires_grad(true), or add an adapter (add_adapter)"});
   }
-  TrainingLoop::schedule_of(arguments_, *train_dataset_);  // Error before anything runs
+  TrainingLoop::schedule_of(arguments_, *train_dataset_, rank_count(parts_));  // Error before anything runs
   if (arguments_.use_liger_kernel) apply_liger_kernel(*model_, arguments_.liger_kernel_config);
   enable_checkpointing(*model_, arguments_);
   seed_dropout(arguments_.seed);
 }
 
+// Ranks that begin with other weights than rank 0 would stay apart for good.
+void Trainer::join_ranks() {
+  const auto environment = rank_environment();
+  if (!parts_.ranks && environment && environment->size > 1) {
+    parts_.ranks = std::make_shared<Ranks>(
+        *environment, RanksOptions{.device = model_->device(), .timeout = static_cast<double>(arguments_.ddp_timeout)});
+  }
+  if (!parts_.ranks) return;
+  watched([&] {
+    std::vector<Tensor> tensors;
+    model_->each_tensor([&](const std::string&, Tensor& tensor) { tensors.push_back(tensor); });
+    if (model_->trains_adapter()) {
+      model_->each_trained([&](const std::string&, Tensor& tensor) { tensors.push_back(tensor); });
+    }
+    parts_.ranks->broadcast(tensors);
+  });
+}
+
+void Trainer::watched(const std::function<void()>& work) { parts_.ranks ? parts_.ranks->watched(work) : work(); }
+
+bool Trainer::is_world_process_zero() const { return !parts_.ranks || parts_.ranks->is_first(); }
+
+// Ranks that torchrun started again go on from where they were. Which checkpoint is whole the first rank decides.
+fs::path Trainer::resume_from(const std::string& named) const {
+  std::string from = named.empty() ? arguments_.resume_from_checkpoint : named;
+  const auto environment = rank_environment();
+  const bool again = from.empty() && environment && environment->restarts > 0;
+  const auto find = [&]() -> fs::path {
+    if (again && !checkpoint_steps(arguments_.output_dir).empty()) from = "true";
+    return from.empty() ? fs::path() : checkpoint_to_resume(from, arguments_.output_dir);
+  };
+  if (!parts_.ranks) return find();
+  return parts_.ranks->from_first(parts_.ranks->is_first() ? find().string() : std::string());
+}
+
 TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
-  const std::string& from = resume_from_checkpoint.empty() ? arguments_.resume_from_checkpoint : resume_from_checkpoint;
-  const fs::path resume = from.empty() ? fs::path() : checkpoint_to_resume(from, arguments_.output_dir);
   if (const auto options = model_->kernel_options()) {
     update_report_ = bind_update(*parts_.optimizer, *options);
   } else if (!update_report_.rows.empty()) {
     unkernelize(parts_.optimizer->update());
     update_report_ = {};
   }
-  TrainingLoop loop({.model = *model_,
-                     .arguments = arguments_,
-                     .train_dataset = *train_dataset_,
-                     .parts = parts_,
-                     .state = state_,
-                     .control = control_,
-                     .resume = resume});
-  return loop.run();
+  TrainOutput out;
+  watched([&] {
+    TrainingLoop loop({.model = *model_,
+                       .arguments = arguments_,
+                       .train_dataset = *train_dataset_,
+                       .parts = parts_,
+                       .state = state_,
+                       .control = control_,
+                       .resume = resume_from(resume_from_checkpoint)});
+    out = loop.run();
+  });
+  return out;
 }
 
 KernelReport Trainer::kernel_report() const {
@@ -157,7 +197,10 @@ EvalMetrics Trainer::evaluate() {
                  .got = "none",
                  .next = "give one to the Trainer"});
   }
-  const EvalMetrics metrics = evaluate_model(*model_, *parts_.eval_dataset, arguments_.per_device_eval_batch_size);
+  EvalMetrics metrics;
+  watched([&] {
+    metrics = evaluate_model(*model_, *parts_.eval_dataset, arguments_.per_device_eval_batch_size, parts_.ranks.get());
+  });
   nlohmann::json entry = metrics.to_json();
   entry["epoch"] = state_.epoch;
   entry["step"] = state_.global_step;
@@ -174,9 +217,12 @@ fs::path Trainer::folder_or_output(const fs::path& folder) const {
                .next = "name one"});
 }
 
-void Trainer::save_model(const fs::path& folder) { model_->save_pretrained(folder_or_output(folder)); }
+void Trainer::save_model(const fs::path& folder) {
+  if (is_world_process_zero()) model_->save_pretrained(folder_or_output(folder));
+}
 
 void Trainer::save_state(const fs::path& folder) {
+  if (!is_world_process_zero()) return;
   const fs::path target = folder_or_output(folder);
   fs::create_directories(target);
   state_.save(target / "trainer_state.json", control_);

@@ -16,6 +16,8 @@
 
 namespace hotswap {
 
+// In a process that torchrun started (RANK, WORLD_SIZE, ... are set) the constructor joins the other ranks: each trains
+// on its share of the batches, the first one logs and writes.
 class Trainer {
  public:
   Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments, std::shared_ptr<const Dataset> train_dataset,
@@ -29,10 +31,12 @@ class Trainer {
   TrainOutput train(const std::string& resume_from_checkpoint = {});
   // Of the eval_dataset, without gradients, in evaluation mode; the mode is as before again. Goes into the log, too.
   EvalMetrics evaluate();
-  // As Trainer.save_model and Trainer.save_state: into the folder, or output_dir.
+  // As Trainer.save_model and Trainer.save_state: into the folder, or output_dir. Only the first of several ranks
+  // writes.
   void save_model(const std::filesystem::path& folder = {});
   void save_state(const std::filesystem::path& folder = {});
 
+  bool is_world_process_zero() const;  // the first rank, or the only process
   const TrainerState& state() const { return state_; }
   // The model's, and once train() was called the row of the optimizer's update, which runs by the model's choice of
   // kernels.
@@ -40,6 +44,9 @@ class Trainer {
   const TrainingArguments& arguments() const { return arguments_; }
 
  private:
+  void join_ranks();
+  std::filesystem::path resume_from(const std::string& named) const;
+  void watched(const std::function<void()>& work);
   std::filesystem::path folder_or_output(const std::filesystem::path& folder) const;
 
   std::shared_ptr<CausalLM> model_;

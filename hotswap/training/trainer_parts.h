@@ -23,6 +23,8 @@
 
 namespace hotswap {
 
+class Ranks;
+
 // A callback or the Trainer's own rules set these; the Trainer acts on them at the end of an update.
 struct TrainerControl {
   bool should_training_stop = false, should_epoch_stop = false;
@@ -58,6 +60,8 @@ struct TrainerEvent {
   CausalLM& model;
 };
 
+// With several ranks each has its own callbacks. What one of them sets in the control at the end of an update or an
+// epoch is done by all.
 class TrainerCallback {
  public:
   virtual ~TrainerCallback() = default;
@@ -83,11 +87,11 @@ struct EvalMetrics {
 // One update.
 struct TrainingStep {
   int64_t step = 0;      // from 0
-  double loss = 0;       // before this update
+  double loss = 0;       // before this update; with several ranks of this one's share, times their count
   double grad_norm = 0;  // before clipping
   double learning_rate = 0;
   double seconds = 0;            // all of it: batches, forwards, backwards, update
-  int64_t num_input_tokens = 0;  // ids in its batches
+  int64_t num_input_tokens = 0;  // ids in its batches, those of this rank
 };
 
 struct TrainOutput {
@@ -106,6 +110,7 @@ struct TrainerParts {
   std::shared_ptr<AdamW> optimizer = nullptr;  // it brings its own betas and weight decay; the schedule sets its rate
   std::function<void(const TrainingStep&)> on_step_end = nullptr;  // each step waits for the device then
   std::vector<std::shared_ptr<TrainerCallback>> callbacks = {};
+  std::shared_ptr<Ranks> ranks = nullptr;  // joined by the environment of torchrun; null: one process trains
 };
 
 }  // namespace hotswap

@@ -10,6 +10,7 @@
 #include "hotswap/base/memory.h"
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/ranks/ranks.h"
 #include "hotswap/training/trainer_state.h"
 
 namespace hotswap {
@@ -47,12 +48,13 @@ void check_finite(const TrainingStep& step, const char* what, double value) {
 
 }  // namespace
 
-TrainingLoop::Counts TrainingLoop::counts_of(const TrainingArguments& a, const Dataset& dataset) {
+TrainingLoop::Counts TrainingLoop::counts_of(const TrainingArguments& a, const Dataset& dataset, int64_t ranks) {
   const int64_t batch = a.per_device_train_batch_size, examples = dataset.size();
-  const int64_t forwards = a.dataloader_drop_last ? examples / batch : divide_up(examples, batch);
+  const int64_t forwards =
+      a.dataloader_drop_last ? examples / batch / ranks : divide_up(divide_up(examples, batch), ranks);
   if (forwards == 0) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = cat("at least one batch of ", batch, " examples"),
+                 .wanted = cat("at least one batch of ", batch, " examples", ranks > 1 ? " for each rank" : ""),
                  .got = cat(examples, " examples", a.dataloader_drop_last ? ", and dataloader_drop_last" : ""),
                  .next = "give more data, or a smaller per_device_train_batch_size"});
   }
@@ -68,8 +70,8 @@ TrainingLoop::Counts TrainingLoop::counts_of(const TrainingArguments& a, const D
   return counts;
 }
 
-Schedule TrainingLoop::schedule_of(const TrainingArguments& a, const Dataset& dataset) {
-  const int64_t updates = counts_of(a, dataset).updates;
+Schedule TrainingLoop::schedule_of(const TrainingArguments& a, const Dataset& dataset, int64_t ranks) {
+  const int64_t updates = counts_of(a, dataset, ranks).updates;
   return {a.lr_scheduler_type,
           {.warmup_steps = warmup_count(a.warmup_steps, updates),
            .total_steps = updates,
@@ -79,9 +81,10 @@ Schedule TrainingLoop::schedule_of(const TrainingArguments& a, const Dataset& da
 
 TrainingLoop::TrainingLoop(const Setup& setup)
     : s_(setup),
-      counts_(counts_of(setup.arguments, setup.train_dataset)),
-      schedule_(schedule_of(setup.arguments, setup.train_dataset)),
-      flos_a_token_(flos_of(setup.model)) {}
+      counts_(counts_of(setup.arguments, setup.train_dataset, rank_count(setup.parts))),
+      schedule_(schedule_of(setup.arguments, setup.train_dataset, rank_count(setup.parts))),
+      flos_a_token_(flos_of(setup.model)),
+      ranks_(rank_count(setup.parts)) {}
 
 TrainOutput TrainingLoop::run() {
   out_.peak_is_of_loop = reset_peak_memory();
@@ -92,6 +95,7 @@ TrainOutput TrainingLoop::run() {
   s_.control = {};
   if (!s_.resume.empty()) restore();
   s_.model.train();
+  start_ranks();
   start_ = last_step_ = Clock::now();
   each_callback([&](TrainerCallback& callback) { callback.on_train_begin(event()); });
   if (s_.arguments.eval_on_start && s_.resume.empty()) evaluate();
@@ -112,14 +116,14 @@ void TrainingLoop::run_epoch(int64_t epoch, int64_t first_batch) {
   each_callback([&](TrainerCallback& callback) { callback.on_epoch_begin(event()); });
   const auto order = epoch_order(s_.train_dataset.size(), sampling_strategy_from(a.train_sampling_strategy),
                                  a.data_seed.value_or(a.seed), epoch);
-  const auto batches = batches_of(order, a.per_device_train_batch_size, a.dataloader_drop_last);
+  const auto batches = batches_of_ranks(order, a.per_device_train_batch_size, a.dataloader_drop_last, ranks_);
   auto at = static_cast<size_t>(first_batch);
   BatchesAhead ahead(s_.train_dataset, updates_from(batches, at));
   while (ahead.left() > 0) {
     each_callback([&](TrainerCallback& callback) { callback.on_step_begin(event()); });
     const auto read = ahead.next();
     update(read);
-    at += read.size();
+    at += read.batches.size();
     s_.state.epoch =
         static_cast<double>(epoch) + static_cast<double>(at) / static_cast<double>(counts_.forwards_in_epoch);
     position_ = {.epoch = epoch, .batches = static_cast<int64_t>(at)};
@@ -130,24 +134,31 @@ void TrainingLoop::run_epoch(int64_t epoch, int64_t first_batch) {
   position_.epoch_ended = true;
   decide_after_epoch(a, s_.state, s_.control);
   each_callback([&](TrainerCallback& callback) { callback.on_epoch_end(event()); });
+  agree();
   act();
 }
 
-// The updates that an epoch's batches from `first` on make, of which no more are read than there are to do.
+// The updates that an epoch's batches make from each rank's batch `first` on, of which no more are read than there are
+// to do.
 std::vector<BatchesAhead::Update> TrainingLoop::updates_from(const std::vector<std::vector<int64_t>>& batches,
                                                              size_t first) const {
   std::vector<BatchesAhead::Update> updates;
-  const auto group = static_cast<size_t>(s_.arguments.gradient_accumulation_steps);
+  const auto ranks = static_cast<size_t>(ranks_);
+  const size_t rank = s_.parts.ranks ? static_cast<size_t>(s_.parts.ranks->rank()) : 0;
+  const auto group = static_cast<size_t>(s_.arguments.gradient_accumulation_steps) * ranks;
   const auto left = static_cast<size_t>(std::max<int64_t>(0, counts_.updates - s_.state.global_step));
-  for (size_t at = first; at < batches.size() && updates.size() < left; at += group) {
-    const auto begin = batches.begin() + static_cast<std::ptrdiff_t>(at);
-    updates.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(std::min(group, batches.size() - at)));
+  for (size_t at = first * ranks; at < batches.size() && updates.size() < left; at += group) {
+    BatchesAhead::Update& update = updates.emplace_back();
+    for (size_t i = at; i < std::min(batches.size(), at + group); ++i) {
+      (i % ranks == rank ? update.own : update.others).push_back(batches[i]);
+    }
   }
   return updates;
 }
 
-void TrainingLoop::update(const std::vector<TrainingBatch>& batches) {
-  const Tensor loss = forward_backward(batches);
+void TrainingLoop::update(const BatchesAhead::Read& read) {
+  if (s_.parts.ranks) s_.parts.ranks->at_step(s_.state.global_step);
+  const Tensor loss = forward_backward(read);
 
   AdamW& optimizer = *s_.parts.optimizer;
   Tensor norm = gradient_norm_tensor(optimizer.parameters());
@@ -157,9 +168,8 @@ void TrainingLoop::update(const std::vector<TrainingBatch>& batches) {
   optimizer.set_learning_rate(step.learning_rate);
   optimizer.step_clipped(norm, s_.arguments.max_grad_norm);
   optimizer.zero_grad();
-  for (const TrainingBatch& batch : batches) step.num_input_tokens += batch.input_ids.numel();
-  s_.state.total_flos += flos_a_token_ * static_cast<double>(step.num_input_tokens);
-  s_.state.num_input_tokens_seen += tokens_in(batches);
+  for (const TrainingBatch& batch : read.batches) step.num_input_tokens += batch.input_ids.numel();
+  count(flos_a_token_ * static_cast<double>(step.num_input_tokens), tokens_in(read.batches));
   ++s_.state.global_step;
 
   // On a GPU the host reads a step's values while the next one runs, unless a callback waits for them.
@@ -173,18 +183,26 @@ void TrainingLoop::update(const std::vector<TrainingBatch>& batches) {
   last_step_ = Clock::now();
 }
 
-// The mean over the labels of all batches of the update, counted on the host before anything is copied.
-Tensor TrainingLoop::forward_backward(const std::vector<TrainingBatch>& batches) {
-  int64_t labels = 0;
-  for (const TrainingBatch& batch : batches) labels += label_count(batch);
+// The mean over the labels of all batches of the update, of every rank's, counted on the host before anything is
+// copied. Gradients of ranks become their mean: so each rank's part of the mean loss counts as often as there are
+// ranks.
+Tensor TrainingLoop::forward_backward(const BatchesAhead::Read& read) {
+  const bool over_ranks = s_.arguments.average_tokens_across_devices;
+  int64_t labels = over_ranks ? read.labels_of_others : 0;
+  for (const TrainingBatch& batch : read.batches) labels += label_count(batch);
   Tensor sum = at::zeros({}, at::TensorOptions(at::kFloat).device(s_.model.device()));
-  for (const TrainingBatch& batch : batches) {
+  for (const TrainingBatch& batch : read.batches) {
+    const bool last = &batch == &read.batches.back();
     ForwardArguments arguments = forward_arguments(batch, s_.model.device());
     arguments.need_logits = std::nullopt;
     // Without any label the sum is 0, whatever it is divided by, and so are its gradients.
     arguments.num_items_in_batch = static_cast<double>(std::max<int64_t>(1, labels));
-    const Tensor loss = s_.model(arguments).loss;
+    if (sync_) sync_->before_forward(last);
+    Tensor loss = s_.model(arguments).loss;
+    if (ranks_ > 1 && over_ranks) loss = loss * ranks_;
+    if (sync_) sync_->before_backward(loss, last);
     loss.backward();
+    if (sync_) sync_->after_backward(last);
     sum += loss.detach();
   }
   return sum;
@@ -206,7 +224,7 @@ void TrainingLoop::settle() {
     one.step.grad_norm = one.norm.item<double>();
     check_finite(one.step, "loss", one.step.loss);
     check_finite(one.step, "gradient norm", one.step.grad_norm);
-    loss_since_log_ += one.step.loss;
+    (sync_ ? own_sums_.loss : loss_since_log_) += one.step.loss;
     last_grad_norm_ = one.step.grad_norm;
     last_rate_ = one.step.learning_rate;
     out_.steps.push_back(one.step);
@@ -218,6 +236,7 @@ void TrainingLoop::after_update() {
   s_.control.should_log = s_.control.should_evaluate = s_.control.should_save = false;
   decide_after_step(s_.arguments, s_.state, s_.control);
   each_callback([&](TrainerCallback& callback) { callback.on_step_end(event()); });
+  agree();
   act();
 }
 

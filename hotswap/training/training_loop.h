@@ -4,10 +4,13 @@
 #include <chrono>
 
 #include "hotswap/training/data/batches_ahead.h"
+#include "hotswap/training/ranks/gradient_sync.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_parts.h"
 
 namespace hotswap {
+
+int64_t rank_count(const TrainerParts& parts);
 
 class TrainingLoop {
  public:
@@ -27,8 +30,8 @@ class TrainingLoop {
   struct Counts {
     int64_t forwards_in_epoch, updates_in_epoch, epochs, updates;
   };
-  static Counts counts_of(const TrainingArguments& arguments, const Dataset& dataset);
-  static Schedule schedule_of(const TrainingArguments& arguments, const Dataset& dataset);
+  static Counts counts_of(const TrainingArguments& arguments, const Dataset& dataset, int64_t ranks);
+  static Schedule schedule_of(const TrainingArguments& arguments, const Dataset& dataset, int64_t ranks);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -46,19 +49,31 @@ class TrainingLoop {
 
   void run_epoch(int64_t epoch, int64_t first_batch);
   std::vector<BatchesAhead::Update> updates_from(const std::vector<std::vector<int64_t>>& batches, size_t first) const;
-  void update(const std::vector<TrainingBatch>& batches);
-  Tensor forward_backward(const std::vector<TrainingBatch>& batches);
+  void update(const BatchesAhead::Read& read);
+  Tensor forward_backward(const BatchesAhead::Read& read);
   void settle();  // reads what is pending; Error where a value is not finite
   void after_update();
   void act();  // logs, evaluates and saves as the control has it
+  // Of training_loop_ranks.cpp: nothing where one process trains.
+  void start_ranks();
+  void count(double flos, int64_t tokens);  // of an update of this rank
+  void join_sums();                         // what each rank has counted since the last time, into the sums of all
+  void agree();                             // what a callback of any rank has set in the control
+  bool writes() const;                      // this is the only process, or the first rank
+  std::vector<std::string> all_generator_states() const;
+  void wait_for_ranks() const;
   void log_training();
   void log(nlohmann::json entry);
   void evaluate();
   void save_checkpoint();
   // Of training_loop_resume.cpp: what a checkpoint has beside the model, and back.
-  void save_progress(const std::filesystem::path& folder);
+  void write_checkpoint_files(const std::vector<std::string>& generators);
+  void save_progress(const std::filesystem::path& folder, const std::vector<std::string>& generators);
   void restore();
   void check_same_data(const std::filesystem::path& folder) const;
+  void restore_generators(const std::filesystem::path& folder, bool needed) const;
+  void restore_progress(const std::filesystem::path& folder);
+  int64_t examples_in_forward() const { return s_.arguments.per_device_train_batch_size * ranks_; }
   double next_rate() const;
   void finish();
   void load_best_model();
@@ -81,6 +96,12 @@ class TrainingLoop {
   double last_grad_norm_ = 0, last_rate_ = 0;  // of the last update, for its entry of the log
   double total_loss_ = 0;
   Position position_;
+  int64_t ranks_ = 1;
+  std::unique_ptr<GradientSync> sync_;  // null: one process trains
+  struct Sums {
+    double loss = 0, tokens = 0, flos = 0;
+  };
+  Sums own_sums_;  // of this rank, since join_sums(); of one process nothing is kept apart
 };
 
 }  // namespace hotswap

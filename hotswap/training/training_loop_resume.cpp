@@ -1,10 +1,13 @@
 // What a checkpoint has beside the model, and how a run goes on from it.
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/base/json.h"
 #include "hotswap/base/log.h"
 #include "hotswap/training/checkpoint/generators.h"
 #include "hotswap/training/checkpoint/optimizer_file.h"
+#include "hotswap/training/ranks/ranks.h"
 #include "hotswap/training/resume.h"
 #include "hotswap/training/training_loop.h"
 
@@ -15,34 +18,38 @@ namespace fs = std::filesystem;
 
 // Ours beside transformers' files: the exact position in the data, and sums that a log's next entry is made of.
 constexpr const char* kProgress = "hotswap_state.json";
-constexpr const char* kGenerators = "rng_state.pth";
 
-// Trainer's runs of several processes have a file each, and it goes on without.
-void check_generators(const fs::path& folder, bool own) {
-  if (fs::exists(folder / kGenerators)) return;
-  if (own) {
-    throw Error({.kind = ErrorKind::kNotFound,
-                 .wanted = cat(kGenerators, " in ", folder.string(), ", by which dropout goes on"),
-                 .got = "no such file",
-                 .next = "fetch it again, or resume from another checkpoint"});
-  }
-  log_warning(folder.string(), " has no ", kGenerators, ": dropout draws other masks from here on");
+// As Trainer's: one file, or one for each of several ranks.
+std::string generators_file(int64_t rank, int64_t ranks) {
+  return ranks == 1 ? "rng_state.pth" : cat("rng_state_", rank, ".pth");
+}
+
+// Of how many ranks a checkpoint is, ours or Trainer's.
+int64_t ranks_of(const fs::path& folder) {
+  if (fs::exists(folder / kProgress)) return Json::read(folder / kProgress).get<int64_t>("ranks", 1);
+  int64_t ranks = 0;
+  while (fs::exists(folder / cat("rng_state_", ranks, ".pth"))) ++ranks;
+  return std::max<int64_t>(1, ranks);
 }
 
 }  // namespace
 
 double TrainingLoop::next_rate() const { return s_.arguments.learning_rate * schedule_.factor(s_.state.global_step); }
 
-void TrainingLoop::save_progress(const fs::path& folder) {
+void TrainingLoop::save_progress(const fs::path& folder, const std::vector<std::string>& generators) {
   const AdamW& optimizer = *s_.parts.optimizer;
   const LearningRates rates{.peak = s_.arguments.learning_rate, .next = next_rate()};
   save_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()), rates,
                  order_of(s_.model));
   save_scheduler(folder / "scheduler.pt", optimizer.group_sizes().size(), s_.state.global_step, rates);
-  save_generators(folder / kGenerators, s_.model.device(), s_.arguments.seed);
+  for (size_t rank = 0; rank < generators.size(); ++rank) {
+    save_generators(folder / generators_file(static_cast<int64_t>(rank), ranks_), generators[rank], s_.arguments.seed);
+  }
   const nlohmann::ordered_json progress = {{"version", 1},
                                            {"epoch", position_.epoch},
                                            {"batches", position_.batches},
+                                           {"ranks", ranks_},
+                                           {"examples_in_forward", examples_in_forward()},
                                            {"epoch_ended", position_.epoch_ended},
                                            {"last_logged", last_logged_},
                                            {"loss_since_log", loss_since_log_},
@@ -68,19 +75,46 @@ void TrainingLoop::check_same_data(const fs::path& folder) const {
        .next = "give the same data, tokenizer and lengths; with ignore_data_skip the epoch starts again on others"});
 }
 
+// needed: the checkpoint is of as many ranks as this run.
+void TrainingLoop::restore_generators(const fs::path& folder, bool needed) const {
+  const fs::path file = folder / generators_file(s_.parts.ranks ? s_.parts.ranks->rank() : 0, ranks_);
+  if (fs::exists(file)) return load_generators(file, s_.model.device());
+  if (needed) {
+    throw Error({.kind = ErrorKind::kNotFound,
+                 .wanted = cat(file.filename().string(), " in ", folder.string(), ", by which dropout goes on"),
+                 .got = "no such file",
+                 .next = "fetch it again, or resume from another checkpoint"});
+  }
+  log_warning(folder.string(), " has no ", file.filename().string(), ": dropout draws other masks from here on");
+}
+
+// Of another number of ranks: an update has as many examples there as here, a forward may have others.
+void TrainingLoop::restore_progress(const fs::path& folder) {
+  const Json progress = Json::read(folder / kProgress);
+  const auto then = progress.get<int64_t>("examples_in_forward", examples_in_forward()), now = examples_in_forward();
+  position_ = {.epoch = progress.at<int64_t>("epoch"),
+               .batches = (progress.at<int64_t>("batches") * then + now - 1) / now,
+               .epoch_ended = progress.at<bool>("epoch_ended")};
+  last_logged_ = progress.at<int64_t>("last_logged");
+  loss_since_log_ = progress.at<double>("loss_since_log");
+  total_loss_ = progress.at<double>("total_loss");
+  last_grad_norm_ = progress.at<double>("grad_norm");
+  last_rate_ = progress.at<double>("learning_rate");
+}
+
 void TrainingLoop::restore() {
   const fs::path& folder = s_.resume;
   TrainerState saved = TrainerState::read(folder / "trainer_state.json");
-  check_resumed_arguments(folder, saved, s_.arguments);
+  const int64_t saved_ranks = ranks_of(folder);
+  check_resumed_arguments(folder, saved, s_.arguments, {.saved = saved_ranks, .own = ranks_});
   const bool own = fs::exists(folder / kProgress);
   if (own) check_same_data(folder);
-  check_generators(folder, own);
   check_scheduler(folder / "scheduler.pt", saved.global_step);
   AdamW& optimizer = *s_.parts.optimizer;
   load_weights(s_.model, folder);
   load_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()),
                  s_.arguments.learning_rate, order_of(s_.model));
-  if (fs::exists(folder / kGenerators)) load_generators(folder / kGenerators, s_.model.device());
+  restore_generators(folder, own && saved_ranks == ranks_);
 
   saved.max_steps = s_.state.max_steps;
   saved.num_train_epochs = s_.state.num_train_epochs;
@@ -91,17 +125,7 @@ void TrainingLoop::restore() {
   const int64_t in_epoch = s_.state.global_step % counts_.updates_in_epoch;
   position_ = {.epoch = s_.state.global_step / counts_.updates_in_epoch,
                .batches = in_epoch * s_.arguments.gradient_accumulation_steps};
-  if (own) {
-    const Json progress = Json::read(folder / kProgress);
-    position_ = {.epoch = progress.at<int64_t>("epoch"),
-                 .batches = progress.at<int64_t>("batches"),
-                 .epoch_ended = progress.at<bool>("epoch_ended")};
-    last_logged_ = progress.at<int64_t>("last_logged");
-    loss_since_log_ = progress.at<double>("loss_since_log");
-    total_loss_ = progress.at<double>("total_loss");
-    last_grad_norm_ = progress.at<double>("grad_norm");
-    last_rate_ = progress.at<double>("learning_rate");
-  }
+  if (own) restore_progress(folder);
   if (s_.arguments.ignore_data_skip && !position_.epoch_ended) position_.batches = 0;
   log_info("resumed from ", folder.string(), ": epoch ", position_.epoch, ", batch ", position_.batches, ", update ",
            s_.state.global_step);

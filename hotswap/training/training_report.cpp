@@ -24,6 +24,7 @@ void TrainingLoop::act() {
 void TrainingLoop::log_training() {
   if (s_.state.global_step <= last_logged_) return;
   settle();
+  join_sums();
   nlohmann::json entry = {{"loss", loss_since_log_ / static_cast<double>(s_.state.global_step - last_logged_)},
                           {"grad_norm", last_grad_norm_},
                           {"learning_rate", last_rate_}};
@@ -50,9 +51,10 @@ void TrainingLoop::log(nlohmann::json entry) {
 
 void TrainingLoop::evaluate() {
   settle();
+  join_sums();
   const TrainingArguments& a = s_.arguments;
   const nlohmann::json metrics =
-      evaluate_model(s_.model, *s_.parts.eval_dataset, a.per_device_eval_batch_size).to_json();
+      evaluate_model(s_.model, *s_.parts.eval_dataset, a.per_device_eval_batch_size, s_.parts.ranks.get()).to_json();
   log(metrics);
   each_callback([&](TrainerCallback& callback) { callback.on_evaluate(event(), metrics); });
   last_step_ = Clock::now();  // no step's time
@@ -72,33 +74,43 @@ void TrainingLoop::evaluate() {
 void TrainingLoop::save_checkpoint() {
   if (s_.arguments.output_dir.empty()) return;
   settle();
+  join_sums();
   const fs::path output = s_.arguments.output_dir;
   TrainerState& state = s_.state;
   if (state.best_global_step) {
     const fs::path best = checkpoint_folder(output, *state.best_global_step);
     if (*state.best_global_step == state.global_step || fs::is_directory(best)) state.best_model_checkpoint = best;
   }
-  write_checkpoint(checkpoint_folder(output, state.global_step), [&](const fs::path& folder) {
-    s_.model.save_pretrained(folder);
-    state.save(folder / "trainer_state.json", s_.control);
-    write_file(folder / "training_arguments.json", to_json(s_.arguments).dump(2) + "\n");
-    if (!s_.arguments.save_only_model) save_progress(folder);
-  });
-  if (s_.arguments.save_total_limit) {
-    drop_old_checkpoints(output, *s_.arguments.save_total_limit, state.best_model_checkpoint.value_or(""));
-  }
+  const auto generators = all_generator_states();
+  if (writes()) write_checkpoint_files(generators);
+  wait_for_ranks();  // the checkpoint is there for all
   each_callback([&](TrainerCallback& callback) { callback.on_save(event()); });
   last_step_ = Clock::now();
 }
 
+void TrainingLoop::write_checkpoint_files(const std::vector<std::string>& generators) {
+  const fs::path output = s_.arguments.output_dir;
+  TrainerState& state = s_.state;
+  write_checkpoint(checkpoint_folder(output, state.global_step), [&](const fs::path& folder) {
+    s_.model.save_pretrained(folder);
+    state.save(folder / "trainer_state.json", s_.control);
+    write_file(folder / "training_arguments.json", to_json(s_.arguments).dump(2) + "\n");
+    if (!s_.arguments.save_only_model) save_progress(folder, generators);
+  });
+  if (s_.arguments.save_total_limit) {
+    drop_old_checkpoints(output, *s_.arguments.save_total_limit, state.best_model_checkpoint.value_or(""));
+  }
+}
+
 void TrainingLoop::finish() {
   TrainerState& state = s_.state;
+  join_sums();
   const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto updates = static_cast<double>(std::max<int64_t>(1, state.global_step));
   total_loss_ += loss_since_log_;
   out_.training_loss = total_loss_ / updates;
   const TrainingArguments& a = s_.arguments;
-  const auto batch = static_cast<double>(a.per_device_train_batch_size * a.gradient_accumulation_steps);
+  const auto batch = static_cast<double>(a.per_device_train_batch_size * a.gradient_accumulation_steps * ranks_);
   const double samples = a.max_steps > 0 ? static_cast<double>(a.max_steps) * batch
                                          : static_cast<double>(s_.train_dataset.size()) * a.num_train_epochs;
   out_.metrics = {{"train_runtime", rounded(runtime, 4)},

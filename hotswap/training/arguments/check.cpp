@@ -59,6 +59,8 @@ void check(const TrainingArguments& a) {
   positive("gradient_accumulation_steps", static_cast<double>(a.gradient_accumulation_steps));
   if (a.max_steps <= 0) positive("max_steps or num_train_epochs", a.num_train_epochs);
   if (a.logging_strategy == "steps") positive("logging_steps", a.logging_steps);
+  positive("ddp_timeout", static_cast<double>(a.ddp_timeout));
+  if (a.ddp_bucket_cap_mb) positive("ddp_bucket_cap_mb", static_cast<double>(*a.ddp_bucket_cap_mb));
   if (a.eval_steps) positive("eval_steps", *a.eval_steps);
   if (a.save_strategy == "steps") positive("save_steps", a.save_steps);
   if (a.save_total_limit) positive("save_total_limit", static_cast<double>(*a.save_total_limit));

@@ -47,6 +47,12 @@ struct TrainingArguments {
   // (optimizers/optimizer.h).
   std::string optimizer_states = "parameter";
 
+  // Of several ranks (torchrun):
+  int64_t ddp_timeout = 1800;                 // seconds in which a rank that is silent counts as lost
+  bool average_tokens_across_devices = true;  // the mean over the labels of all ranks, not the mean of their means
+  std::optional<bool> ddp_find_unused_parameters = std::nullopt;  // unset: all that is trained gets a gradient
+  std::optional<int64_t> ddp_bucket_cap_mb = std::nullopt;        // of gradients that are reduced at once; unset: 25
+
   std::string logging_strategy = "steps";  // no, steps, epoch
   double logging_steps = 500;              // below 1, as eval_steps and save_steps: a share of all updates
   bool logging_first_step = false;

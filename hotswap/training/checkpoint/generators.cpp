@@ -2,7 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <array>
 #include <mutex>
 
@@ -57,9 +59,24 @@ Tensor generator_state(at::Device device) {
   return generator.get_state();
 }
 
+Tensor bytes_tensor(const std::string& bytes) {
+  Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::TensorOptions(at::kByte));
+  std::copy(bytes.begin(), bytes.end(), reinterpret_cast<char*>(tensor.mutable_data_ptr<uint8_t>()));
+  return tensor;
+}
+
 }  // namespace
 
-void save_generators(const fs::path& file, at::Device device, int64_t seed) {
+std::string generator_states(at::Device device) {
+  const auto bytes = [](const Tensor& state) {
+    return std::string(reinterpret_cast<const char*>(state.const_data_ptr<uint8_t>()),
+                       static_cast<size_t>(state.numel()));
+  };
+  return bytes(generator_state(at::kCPU)) + (device.is_cuda() ? bytes(generator_state(device)) : "");
+}
+
+void save_generators(const fs::path& file, const std::string& states, int64_t seed) {
+  const auto cpu_size = static_cast<size_t>(generator_state(at::kCPU).numel());
   TorchFileWriter writer;
   PickleWriter& out = writer.pickle();
   out.begin_dict();
@@ -83,10 +100,10 @@ void save_generators(const fs::path& file, at::Device device, int64_t seed) {
   out.number(0);
   out.end_tuple();
   out.text("cpu");
-  out.tensor(generator_state(at::kCPU));
-  if (device.is_cuda()) {
+  out.tensor(bytes_tensor(states.substr(0, cpu_size)));
+  if (states.size() > cpu_size) {
     out.text("cuda");
-    out.tensor(generator_state(device));
+    out.tensor(bytes_tensor(states.substr(cpu_size)));
   }
   out.end_dict();
   writer.save(file);

@@ -10,34 +10,43 @@ namespace hotswap {
 
 class BatchesAhead {
  public:
-  using Update = std::vector<std::vector<int64_t>>;  // the examples of each of its batches
+  using Batches = std::vector<std::vector<int64_t>>;  // the examples of each
+  struct Update {
+    Batches own;
+    Batches others = {};  // what the other ranks read for the same update
+  };
+  struct Read {
+    std::vector<TrainingBatch> batches;
+    int64_t labels_of_others = 0;
+  };
 
   BatchesAhead(const Dataset& dataset, std::vector<Update> updates) : dataset_(dataset), updates_(std::move(updates)) {
     start();
   }
   size_t left() const { return updates_.size() - at_; }
   // Of the next update. What the dataset threw while it read is thrown here.
-  std::vector<TrainingBatch> next() {
-    std::vector<TrainingBatch> batches = coming_.get();
+  Read next() {
+    Read read = coming_.get();
     ++at_;
     start();
-    return batches;
+    return read;
   }
 
  private:
   void start() {
     if (left() == 0) return;
     coming_ = std::async(std::launch::async, [this, update = at_] {
-      std::vector<TrainingBatch> batches;
-      for (const auto& examples : updates_[update]) batches.push_back(dataset_.batch(examples));
-      return batches;
+      Read read;
+      for (const auto& examples : updates_[update].own) read.batches.push_back(dataset_.batch(examples));
+      for (const auto& examples : updates_[update].others) read.labels_of_others += dataset_.labels_in(examples);
+      return read;
     });
   }
 
   const Dataset& dataset_;
   std::vector<Update> updates_;
   size_t at_ = 0;
-  std::future<std::vector<TrainingBatch>> coming_;
+  std::future<Read> coming_;
 };
 
 }  // namespace hotswap

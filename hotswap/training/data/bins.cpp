@@ -47,6 +47,11 @@ class BinDataset final : public Dataset {
       : examples_(std::move(examples)), bins_(std::move(bins)), capacity_(capacity) {}
   int64_t size() const override { return static_cast<int64_t>(bins_.size()); }
   TrainingBatch batch(const std::vector<int64_t>& bins) const override;
+  int64_t labels_in(const std::vector<int64_t>& bins) const override {
+    int64_t count = 0;
+    for (const int64_t document : documents_of(bins)) count += label_count(examples_[static_cast<size_t>(document)]);
+    return count;
+  }
   std::string fingerprint() const override {
     return cat("bins of ", capacity_, " ", ExampleDataset(examples_, /*pad_id=*/0).fingerprint());
   }

@@ -25,6 +25,8 @@ std::span<const uint8_t> bytes_of(const std::vector<int64_t>& ids) {
 
 }  // namespace
 
+int64_t Dataset::labels_in(const std::vector<int64_t>& examples) const { return label_count(batch(examples)); }
+
 PackedDataset::PackedDataset(std::vector<int64_t> stream, int64_t example_length)
     : stream_(std::move(stream)), length_(example_length) {
   if (length_ < 2 || size() == 0) {
@@ -88,6 +90,15 @@ TrainingBatch ExampleDataset::batch(const std::vector<int64_t>& examples) const 
   return batch;
 }
 
+int64_t ExampleDataset::labels_in(const std::vector<int64_t>& examples) const {
+  int64_t count = 0;
+  for (const int64_t example : examples) {
+    check_example(example, size());
+    count += label_count(examples_[static_cast<size_t>(example)]);
+  }
+  return count;
+}
+
 std::string ExampleDataset::fingerprint() const {
   std::vector<uint8_t> digests;
   for (const Example& example : examples_) {
@@ -97,6 +108,10 @@ std::string ExampleDataset::fingerprint() const {
     }
   }
   return cat("examples ", to_hex(sha256(digests)));
+}
+
+int64_t label_count(const Example& example) {
+  return std::count_if(example.labels.begin() + 1, example.labels.end(), [](int64_t label) { return label != -100; });
 }
 
 int64_t label_count(const TrainingBatch& batch) {

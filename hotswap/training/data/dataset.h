@@ -26,6 +26,8 @@ class Dataset {
   virtual int64_t size() const = 0;  // examples
   // Called from a thread of its own, one call at a time, while the update before runs.
   virtual TrainingBatch batch(const std::vector<int64_t>& examples) const = 0;
+  // label_count(batch(examples)), which each rank needs of all ranks' batches; faster where it need not read them.
+  virtual int64_t labels_in(const std::vector<int64_t>& examples) const;
   // A hash by which a resumed run sees that it has the same examples. Empty: not known, and not compared.
   virtual std::string fingerprint() const { return {}; }
 };
@@ -38,6 +40,9 @@ class PackedDataset final : public Dataset {
   PackedDataset(std::vector<int64_t> stream, int64_t example_length);
   int64_t size() const override { return static_cast<int64_t>(stream_.size()) / length_; }
   TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+  int64_t labels_in(const std::vector<int64_t>& examples) const override {
+    return static_cast<int64_t>(examples.size()) * (length_ - 1);
+  }
   std::string fingerprint() const override;
 
  private:
@@ -57,6 +62,7 @@ class ExampleDataset final : public Dataset {
   ExampleDataset(std::vector<Example> examples, int64_t pad_id);
   int64_t size() const override { return static_cast<int64_t>(examples_.size()); }
   TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+  int64_t labels_in(const std::vector<int64_t>& examples) const override;
   std::string fingerprint() const override;
   const std::vector<Example>& examples() const { return examples_; }
 
@@ -67,6 +73,7 @@ class ExampleDataset final : public Dataset {
 
 // The labels that count: the model predicts label i + 1 at position i, so position 0 of each row counts for nothing.
 int64_t label_count(const TrainingBatch& batch);
+int64_t label_count(const Example& example);
 
 // rows * columns ids of the stream from `first` on, as [rows, columns] int64. Error when the stream is too short.
 Tensor rows_of(const std::vector<int64_t>& stream, int64_t first, int64_t rows, int64_t columns);

@@ -43,4 +43,24 @@ std::vector<std::vector<int64_t>> batches_of(const std::vector<int64_t>& order, 
   return batches;
 }
 
+std::vector<std::vector<int64_t>> batches_of_ranks(const std::vector<int64_t>& order, int64_t batch_size,
+                                                   bool drop_last, int64_t ranks) {
+  auto batches = batches_of(order, batch_size, drop_last);
+  const auto count = static_cast<size_t>(ranks), size = static_cast<size_t>(batch_size);
+  if (ranks == 1 || batches.empty()) return batches;
+  if (drop_last) {
+    batches.resize(batches.size() / count * count);
+    return batches;
+  }
+  // What fills: the examples of the first batch of each rank, again from their first one where they are used up.
+  const size_t filling = std::min(order.size(), count * size);
+  size_t next = 0;
+  const auto fill = [&](std::vector<int64_t>& batch) {
+    while (batch.size() < size) batch.push_back(order[next++ % filling]);
+  };
+  fill(batches.back());
+  while (batches.size() % count != 0) fill(batches.emplace_back());
+  return batches;
+}
+
 }  // namespace hotswap

@@ -20,4 +20,10 @@ std::vector<int64_t> epoch_order(int64_t examples, SamplingStrategy strategy, in
 std::vector<std::vector<int64_t>> batches_of(const std::vector<int64_t>& order, int64_t batch_size,
                                              bool drop_last = false);
 
+// The same for several ranks, of which rank k takes batches k, k + ranks, ...: as accelerate's BatchSamplerShard, all
+// are of batch_size and there are as many for each rank. Those that lack at the end are filled from the beginning of
+// the order, or with drop_last dropped. For one rank these are batches_of().
+std::vector<std::vector<int64_t>> batches_of_ranks(const std::vector<int64_t>& order, int64_t batch_size,
+                                                   bool drop_last, int64_t ranks);
+
 }  // namespace hotswap

@@ -45,6 +45,9 @@ class TokenFileDataset final : public Dataset {
   TokenFileDataset(std::shared_ptr<const TokenFile> file, int64_t example_length, int64_t vocab_size = 0);
   int64_t size() const override { return file_->size() / length_; }
   TrainingBatch batch(const std::vector<int64_t>& examples) const override;
+  int64_t labels_in(const std::vector<int64_t>& examples) const override {
+    return static_cast<int64_t>(examples.size()) * (length_ - 1);
+  }
   // Of the file's size, time of change, first and last MiB.
   std::string fingerprint() const override;
 

@@ -1,0 +1,69 @@
+// What the loop does where several ranks train.
+#include <set>
+
+#include "hotswap/training/checkpoint/generators.h"
+#include "hotswap/training/ranks/ranks.h"
+#include "hotswap/training/training_loop.h"
+
+namespace hotswap {
+
+int64_t rank_count(const TrainerParts& parts) { return parts.ranks ? parts.ranks->size() : 1; }
+
+bool TrainingLoop::writes() const { return !s_.parts.ranks || s_.parts.ranks->is_first(); }
+
+void TrainingLoop::start_ranks() {
+  if (!s_.parts.ranks) return;
+  std::set<const void*> updated;
+  for (const Tensor& parameter : s_.parts.optimizer->parameters()) updated.insert(parameter.unsafeGetTensorImpl());
+  TrainedTensors trained;
+  s_.model.each_trained([&](const std::string& name, Tensor& tensor) {
+    if (!updated.contains(tensor.unsafeGetTensorImpl())) return;
+    trained.tensors.push_back(tensor);
+    trained.names.push_back(name);
+  });
+  const TrainingArguments& a = s_.arguments;
+  sync_ =
+      s_.parts.ranks->gradient_sync(trained, {.bucket_mib = a.ddp_bucket_cap_mb.value_or(25),
+                                              .find_unused_parameters = a.ddp_find_unused_parameters.value_or(false)});
+}
+
+void TrainingLoop::count(double flos, int64_t tokens) {
+  if (sync_) {
+    own_sums_.flos += flos;
+    own_sums_.tokens += static_cast<double>(tokens);
+  } else {
+    s_.state.total_flos += flos;
+    s_.state.num_input_tokens_seen += tokens;
+  }
+}
+
+void TrainingLoop::join_sums() {
+  if (!sync_) return;
+  const auto sums = s_.parts.ranks->sum({own_sums_.loss, own_sums_.tokens, own_sums_.flos});
+  own_sums_ = {};
+  loss_since_log_ += sums[0] / static_cast<double>(ranks_);
+  s_.state.num_input_tokens_seen += static_cast<int64_t>(sums[1]);
+  s_.state.total_flos += sums[2];
+}
+
+void TrainingLoop::agree() {
+  if (!sync_) return;
+  TrainerControl& control = s_.control;
+  bool* flags[] = {&control.should_training_stop, &control.should_epoch_stop, &control.should_save,
+                   &control.should_evaluate, &control.should_log};
+  std::vector<double> values;
+  for (const bool* flag : flags) values.push_back(*flag ? 1 : 0);
+  values = s_.parts.ranks->max(values);
+  for (size_t i = 0; i < values.size(); ++i) *flags[i] = values[i] > 0;
+}
+
+std::vector<std::string> TrainingLoop::all_generator_states() const {
+  std::string own = generator_states(s_.model.device());
+  return s_.parts.ranks ? s_.parts.ranks->to_first(own) : std::vector{std::move(own)};
+}
+
+void TrainingLoop::wait_for_ranks() const {
+  if (s_.parts.ranks) s_.parts.ranks->barrier();
+}
+
+}  // namespace hotswap
