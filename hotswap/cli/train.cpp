@@ -1,19 +1,25 @@
 // train: fine-tunes a model on a file by transformers' TrainingArguments.
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <map>
 #include <memory>
 #include <string>
 
+#include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/value_checks.h"
+#include "hotswap/cli/print/failure.h"
 #include "hotswap/cli/train_print.h"
+#include "hotswap/cli/train_signal.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/kernelize/package/device.h"
 #include "hotswap/models/formats/quantised.h"
 #include "hotswap/training/arguments/argument_row.h"
 #include "hotswap/training/data/train_file.h"
+#include "hotswap/training/ranks/environment.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -72,12 +78,25 @@ bool keeps_its_format(const ModelFlags& source) {
   return fs::is_regular_file(config) && is_quantised(Json::read(config));
 }
 
+// Each rank has a GPU of its own.
+std::string device_of_rank(const std::string& device, const RankEnvironment& rank) {
+  if (device != "auto" && device != "cuda" && device != "cpu") {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "--device auto, cuda or cpu for ranks: each takes the GPU of its LOCAL_RANK",
+                 .got = device,
+                 .next = "leave it out; CUDA_VISIBLE_DEVICES chooses GPUs"});
+  }
+  return device_named(device).is_cuda() ? cat("cuda:", rank.local_rank) : "cpu";
+}
+
 ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments) {
   ModelFlags source = located(flags.model);
   source.trains_adapter = true;
   const bool adapts = !flags.lora_file.empty() || !source.adapter.empty();
   source.packed = adapts && keeps_its_format(source) ? "on" : "off";
   if (arguments.use_cpu) source.device = "cpu";
+  if (const auto rank = rank_environment(); rank && rank->size > 1)
+    source.device = device_of_rank(source.device, *rank);
   if (fs::is_regular_file(source.model) && !adapts) {
     throw Error(
         {.kind = ErrorKind::kUnsupported,
@@ -111,36 +130,80 @@ TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source,
           .vocab_size = vocab_size_of(source)};
 }
 
-void train_verb(const TrainFlags& flags) {
-  const TrainingArguments arguments = arguments_of(flags);
-  const fs::path output = arguments.output_dir;
-  if (arguments.resume_from_checkpoint.empty()) check_free(output);  // before anything is read
-  const ModelFlags source = source_of(flags, arguments);
+// Of ranks only the first one prints.
+bool is_first_rank() {
+  const auto rank = rank_environment();
+  return !rank || rank->is_first();
+}
+
+// What torchrun starts again finds what the first attempt wrote.
+bool may_go_on(const TrainingArguments& arguments) {
+  const auto rank = rank_environment();
+  return !arguments.resume_from_checkpoint.empty() || (rank && rank->restarts > 0);
+}
+
+struct TrainData {
+  TrainFile train, held_out;
+};
+
+TrainData read_data(const TrainFlags& flags, const ModelFlags& source) {
   const Tokenizer tokenizer = load_tokenizer(source);
   const TrainFileOptions options = file_options(flags, source, tokenizer);
-  const TrainFile train = read_train_file(flags.train_file, tokenizer, options);
-  print_file(flags.train_file, train);
-  TrainFile held_out;
-  if (!flags.eval_file.empty()) {
-    held_out = read_train_file(flags.eval_file, tokenizer, options);
-    print_file(flags.eval_file, held_out);
-  }
+  const auto read = [&](const std::string& name) {
+    TrainFile file = read_train_file(name, tokenizer, options);
+    if (is_first_rank()) print_file(name, file);
+    return file;
+  };
+  TrainData data{.train = read(flags.train_file)};
+  if (!flags.eval_file.empty()) data.held_out = read(flags.eval_file);
+  return data;
+}
+
+void check_not_stopped(const Trainer& trainer) {
+  const TrainerState& state = trainer.state();
+  if (state.global_step >= state.max_steps) return;
+  throw StoppedBySignal(SIGTERM, cat("stopped by SIGTERM after update ", state.global_step, " of ", state.max_steps,
+                                     ": ", trainer.arguments().output_dir, "/checkpoint-", state.global_step,
+                                     " is written, and --resume_from_checkpoint true goes on from it"));
+}
+
+void train(const TrainFlags& flags) {
+  const TrainingArguments arguments = arguments_of(flags);
+  const fs::path output = arguments.output_dir;
+  const bool first = is_first_rank();
+  if (first && !may_go_on(arguments)) check_free(output);  // before anything is read
+  const ModelFlags source = source_of(flags, arguments);
+  const TrainData data = read_data(flags, source);
   const auto model = load_model(source, flags.kernels);
   add_new_adapter(*model, flags, arguments);
-  TrainerParts parts{.eval_dataset = held_out.dataset};
-  if (!arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
-  Trainer trainer(model, arguments, train.dataset, std::move(parts));
+  TrainerParts parts{.eval_dataset = data.held_out.dataset, .callbacks = {std::make_shared<StopOnSignal>()}};
+  if (first && !arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
+  Trainer trainer(model, arguments, data.train.dataset, std::move(parts));
   const TrainOutput result = trainer.train();
+  check_not_stopped(trainer);
   std::optional<EvalMetrics> evaluated;
-  if (held_out.dataset) evaluated = trainer.evaluate();
+  if (data.held_out.dataset) evaluated = trainer.evaluate();
   trainer.save_model();
   trainer.save_state();
+  if (!first) return;
   write_file(output / "training_arguments.json", to_json(arguments).dump(2) + "\n");
   print_result({.output = output,
                 .result = result,
                 .evaluated = evaluated,
                 .kernels = trainer.kernel_report(),
                 .json = flags.json});
+}
+
+void train_verb(const TrainFlags& flags) {
+  try {
+    train(flags);
+  } catch (const StoppedBySignal&) {
+    throw;
+  } catch (const std::exception& error) {
+    const auto rank = env(EnvVar::kRank);
+    write_rank_error(cat(rank ? cat("rank ", *rank, ": ") : "", failure_text(error)));
+    throw;
+  }
 }
 
 // --learning_rate as transformers' scripts have it, and --learning-rate.

@@ -73,7 +73,7 @@ TEST_F(Train, SaysWhatIsWrong) {
   };
   fails(call("--learning_rat 1"), {"--learning_rate"});
   fails(call("--fp16"), {"fp16", "bfloat16"});
-  fails(call("--deepspeed ds.json"), {"deepspeed", "one process"});
+  fails(call("--deepspeed ds.json"), {"deepspeed", "each rank"});
   fails(call("--max_steps many"), {"the flags: max_steps"});
   fails(call("--eval-strategy epoch"), {"eval_dataset"});
   fails(call("--use-kernels --use_liger_kernel"), {"use_liger_kernel"});

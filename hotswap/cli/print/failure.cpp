@@ -23,6 +23,7 @@ int exit_status(ErrorKind kind) {
 }
 
 int exit_status(const std::exception& error) {
+  if (const auto* stopped = dynamic_cast<const StoppedBySignal*>(&error)) return 128 + stopped->signal();
   if (const auto* ours = dynamic_cast<const Error*>(&error)) return exit_status(ours->kind());
   const bool no_memory = dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
                          dynamic_cast<const std::bad_alloc*>(&error) != nullptr;

@@ -2,11 +2,22 @@
 #pragma once
 
 #include <exception>
+#include <stdexcept>
 #include <string>
 
 #include "hotswap/base/error.h"
 
 namespace hotswap {
+
+// A run that a signal ended in good order: its status is 128 + signal, as a shell has it.
+class StoppedBySignal : public std::runtime_error {
+ public:
+  StoppedBySignal(int signal, const std::string& text) : std::runtime_error(text), signal_(signal) {}
+  int signal() const { return signal_; }
+
+ private:
+  int signal_;
+};
 
 // One message, without the stack that torch's own errors carry. A GPU's memory that is used up comes from torch, so
 // that what to do next is said here.

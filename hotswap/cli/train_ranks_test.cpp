@@ -1,0 +1,105 @@
+// hotswap train under torchrun.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "hotswap/cli/test_program.h"
+
+namespace hotswap {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace test_support;
+
+class TrainRanks : public CliModel {
+ protected:
+  std::string call(const std::string& output, const std::string& further, const char* steps = "6") const {
+    return "train " + model() + " --train-file " + (model_data() / "text/license.txt").string() + " --output-dir " +
+           file(output).string() + " --max-length 64 --use-cpu --logging-steps 1 --max-steps " + steps + " " + further;
+  }
+  static std::string torchrun(const std::string& further = "") {
+    return "env OMP_NUM_THREADS=1 " + (fs::path(test_python()).parent_path() / "torchrun").string() +
+           " --no-python --standalone --nproc-per-node 2 " + further + " ";
+  }
+  nlohmann::json log(const std::string& output) const {
+    return nlohmann::json::parse(read_file(file(output) / "trainer_state.json"))["log_history"];
+  }
+};
+
+TEST_F(TrainRanks, AreOneRunOfTheJoinedBatch) {
+  const Outcome two = run_with(torchrun(), call("two", "--per-device-train-batch-size 2 --save-steps 3"));
+  ASSERT_EQ(two.status, 0) << two.err;
+  const Outcome one = run_with("env OMP_NUM_THREADS=1 ", call("one", "--per-device-train-batch-size 4 --save-steps 3"));
+  ASSERT_EQ(one.status, 0) << one.err;
+  const auto ours = log("two"), whole = log("one");
+  ASSERT_EQ(ours.size(), whole.size());
+  for (size_t i = 0; i + 1 < ours.size(); ++i) {
+    EXPECT_NEAR(ours[i]["loss"].get<double>(), whole[i]["loss"].get<double>(), 1e-5) << i;
+    EXPECT_NEAR(ours[i]["grad_norm"].get<double>(), whole[i]["grad_norm"].get<double>(), 1e-4) << i;
+  }
+  for (const char* line : {" examples", "1/6  loss"}) {  // of one rank
+    EXPECT_EQ(two.err.find(line), two.err.rfind(line)) << two.err;
+  }
+  for (const char* name : {"model.safetensors", "checkpoint-3/rng_state_1.pth", "training_arguments.json"}) {
+    EXPECT_TRUE(fs::exists(file("two") / name)) << name;
+  }
+}
+
+TEST_F(TrainRanks, AnErrorIsInTorchrunsSummary) {
+  const Outcome outcome = run_with(torchrun(), call("out", "--learning-rate 1e30 --max-grad-norm 0"));
+  EXPECT_NE(outcome.status, 0);
+  expect_has(outcome.err, {"Root Cause", ": expected a finite ", "at step "});
+  const Outcome device = run_with(torchrun(), "train " + model() + " --train-file none.txt --output-dir " +
+                                                  file("none").string() + " --device cuda:0");
+  EXPECT_NE(device.status, 0);
+  expect_has(device.err, {"LOCAL_RANK"});
+}
+
+// A rank that is killed in the middle: torchrun starts both again, and they end as if nothing had been.
+TEST_F(TrainRanks, AreStartedAgainAndResume) {
+  const std::string whole = call("whole", "--save-steps 1"), cut = call("cut", "--save-steps 1");
+  ASSERT_EQ(run_with(torchrun(), whole).status, 0);
+  write_file(file("rank.sh"),
+             "\"$@\" &\n"
+             "if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then\n"
+             "  while ! [ -e " +
+                 file("cut").string() +
+                 "/checkpoint-2 ]; do sleep 0.02; done\n"
+                 "  kill -9 $!\n"
+                 "fi\n"
+                 "wait $!\n");
+  const Outcome outcome = run_with(torchrun("--max-restarts 1") + " sh " + file("rank.sh").string() + " ", cut);
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(read_file(file("cut") / "model.safetensors"), read_file(file("whole") / "model.safetensors"));
+}
+
+TEST_F(TrainRanks, AHalfSetEnvironmentIsAnError) {
+  const Outcome outcome = run_with("env RANK=0 WORLD_SIZE=2 ", call("out", ""));
+  EXPECT_EQ(outcome.status, 1);
+  expect_has(outcome.err, {"RANK, WORLD_SIZE without LOCAL_RANK, MASTER_ADDR, MASTER_PORT"});
+}
+
+// Of one process and of ranks: the update is finished, the checkpoint written.
+TEST_F(TrainRanks, SigtermSavesAndExits143) {
+  write_file(file("term.sh"),
+             "\"$@\" &\n"
+             "while ! ls -d " +
+                 file("out").string() +
+                 "/checkpoint-* 2>/dev/null; do sleep 0.02; done\n"
+                 "kill -TERM $!\n"
+                 "wait $!\n");
+  const std::string line = call("out", "--save-steps 2", "100000");
+  const Outcome outcome = run_with("sh " + file("term.sh").string() + " ", line);
+  EXPECT_EQ(outcome.status, 143) << outcome.err;
+  expect_has(outcome.err, {"stopped by SIGTERM after update ", "--resume_from_checkpoint true"});
+  EXPECT_FALSE(fs::exists(file("out") / "model.safetensors"));
+  int64_t last = 0;
+  for (const auto& entry : fs::directory_iterator(file("out"))) {
+    last = std::max<int64_t>(last, std::atoll(entry.path().filename().string().substr(11).c_str()));
+  }
+  expect_has(outcome.err, {"after update " + std::to_string(last) + " of"});
+  EXPECT_TRUE(fs::exists(file("out") / ("checkpoint-" + std::to_string(last)) / "optimizer.pt"));
+}
+
+}  // namespace
+}  // namespace hotswap
