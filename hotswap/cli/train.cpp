@@ -38,6 +38,7 @@ struct TrainFlags {
   bool packing = false;
   std::string packing_strategy = "bfd";
   bool json = false;
+  std::optional<int64_t> check_step;
 };
 
 // A flag's value is JSON where it reads as such, as in --liger_kernel_config '{"rope": false}', else a text.
@@ -178,6 +179,12 @@ void train(const TrainFlags& flags) {
   add_new_adapter(*model, flags, arguments);
   TrainerParts parts{.eval_dataset = data.held_out.dataset, .callbacks = {std::make_shared<StopOnSignal>()}};
   if (first && !arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
+  std::optional<StepCheck> step_check;
+  parts.check_step = flags.check_step;
+  parts.on_step_check = [&](const StepCheck& check) {
+    step_check = check;
+    if (first) print_step_check(check);
+  };
   Trainer trainer(model, arguments, data.train.dataset, std::move(parts));
   const TrainOutput result = trainer.train();
   check_not_stopped(trainer);
@@ -191,6 +198,7 @@ void train(const TrainFlags& flags) {
                 .result = result,
                 .evaluated = evaluated,
                 .kernels = trainer.kernel_report(),
+                .step_check = step_check,
                 .json = flags.json});
 }
 
@@ -292,6 +300,11 @@ void add_train(CLI::App& app) {
   verb->add_option("--attn-implementation", flags->model.attention,
                    "sdpa, eager, or a kernel as org/repo[@revision][:layer]");
   add_kernel_flags(*verb, flags->kernels);
+  verb->add_option(
+          "--check-step", flags->check_step,
+          "Run this update, from 1, with kernels and without, and print by how much the loss and each gradient "
+          "differ")
+      ->check(above_zero());
   verb->add_flag("--json", flags->json,
                  "Print JSON: output_dir, metrics, eval, tokens_per_second, peak_memory, kernels");
   add_argument_flags(*verb, flags->arguments);

@@ -1,5 +1,6 @@
 #include "hotswap/cli/train_print.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 
@@ -48,6 +49,18 @@ void PrintProgress::on_save(const TrainerEvent& event) {
                static_cast<long long>(event.state.global_step));
 }
 
+void print_step_check(const StepCheck& check) {
+  constexpr size_t kShown = 10;
+  std::fprintf(stderr, "update %lld with kernels: loss %.9g; without: %.9g\n", static_cast<long long>(check.step),
+               check.loss, check.stock_loss);
+  std::fprintf(stderr, "gradients, |with - without| / |without|, the largest of %zu:\n", check.rows.size());
+  for (size_t i = 0; i < std::min(kShown, check.rows.size()); ++i) {
+    const StepCheck::Row& row = check.rows[i];
+    std::fprintf(stderr, "  %-10s |%s|  %s\n", number(row.difference).c_str(), number(row.norm).c_str(),
+                 row.name.c_str());
+  }
+}
+
 void print_result(const TrainResult& r) {
   if (r.json) {
     OutJson out = {{"output_dir", r.output.string()},
@@ -56,6 +69,7 @@ void print_result(const TrainResult& r) {
                    {"tokens_per_second", r.result.train_tokens_per_second()},
                    {"peak_memory", r.result.peak_memory},
                    {"kernels", kernels_json(r.kernels)}};
+    if (r.step_check) out["check_step"] = r.step_check->to_json();
     std::printf("%s\n", out.dump(2).c_str());
     return;
   }

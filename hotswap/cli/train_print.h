@@ -24,11 +24,15 @@ class PrintProgress final : public TrainerCallback {
   std::chrono::steady_clock::time_point start_;
 };
 
+// To stderr: the losses, and the gradients that differ most.
+void print_step_check(const StepCheck& check);
+
 struct TrainResult {
   std::filesystem::path output;
   const TrainOutput& result;
   std::optional<EvalMetrics> evaluated;
   const KernelReport& kernels;
+  const std::optional<StepCheck>& step_check;
   bool json;
 };
 void print_result(const TrainResult& result);  // to stdout

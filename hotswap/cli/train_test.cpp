@@ -52,6 +52,20 @@ TEST_F(Train, ArgumentsFromFileAndFlags) {
   EXPECT_LT(after["loss"].get<double>(), before["loss"].get<double>());
 }
 
+TEST_F(Train, ChecksAStep) {
+  const Outcome outcome = run(call("--max-steps 2 --save-strategy no --use-kernels --check-step 2 --json"));
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_NE(outcome.err.find("update 2 with kernels: loss "), std::string::npos) << outcome.err;
+  const auto check = nlohmann::json::parse(outcome.out)["check_step"];
+  EXPECT_EQ(check["step"], 2);
+  EXPECT_NEAR(check["loss"].get<double>(), check["stock_loss"].get<double>(), 1e-4);
+  EXPECT_LT(check["gradients"][0]["difference"].get<double>(), 1e-2);
+  const Outcome without = run("train --model " + model() + " --train-file " + data() + " --output-dir " +
+                              file("stock").string() + " --max-steps 1 --check-step 1");
+  EXPECT_NE(without.err.find("pass --use-kernels"), std::string::npos) << without.err;
+  EXPECT_NE(without.status, 0);
+}
+
 TEST_F(Train, PrintsProgress) {
   const Outcome outcome = run(call("--max-steps 2 --logging-steps 1 --save-strategy no --use-kernels"));
   ASSERT_EQ(outcome.status, 0) << outcome.err;

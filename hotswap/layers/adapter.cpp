@@ -25,6 +25,18 @@ Tensor dropped(const Tensor& x, const Adapter& adapter, bool drops) {
   return at::mul(x, dropout_mask(x, adapter.dropout->p, adapter.dropout->next_seed()));
 }
 
+Tensor dropout_draws() {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_dropout_draws(const Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
 uint64_t AdapterDropout::next_seed() {
   if (calls++ % parts == 0) {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);

@@ -28,4 +28,8 @@ Tensor dropout_mask(const Tensor& x, double p, uint64_t seed);
 // x with a mask of the adapter's dropout, for products that autograd differentiates; x itself where nothing is dropped.
 Tensor dropped(const Tensor& x, const Adapter& adapter, bool drops);
 
+// The state of the generator that dropout's seeds are drawn of: a forward that is run again draws the same.
+Tensor dropout_draws();
+void set_dropout_draws(const Tensor& state);
+
 }  // namespace hotswap

@@ -1,15 +1,12 @@
 #include "hotswap/models/checkpointed.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <mutex>
-
 #include "hotswap/base/error.h"
+#include "hotswap/layers/adapter.h"
 #include "hotswap/models/trained.h"
 
 namespace hotswap {
@@ -18,23 +15,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The generator that adapters draw their dropout's seeds of.
-Tensor generator_state() {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  return generator.get_state();
-}
-void set_generator_state(const Tensor& state) {
-  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
-}
-
 // While it lives draws repeat those that began at `state`.
 class DrawsAgain {
  public:
-  explicit DrawsAgain(const Tensor& state) : before_(generator_state()) { set_generator_state(state); }
-  ~DrawsAgain() { set_generator_state(before_); }
+  explicit DrawsAgain(const Tensor& state) : before_(dropout_draws()) { set_dropout_draws(state); }
+  ~DrawsAgain() { set_dropout_draws(before_); }
   DrawsAgain(const DrawsAgain&) = delete;
   DrawsAgain& operator=(const DrawsAgain&) = delete;
 
@@ -83,7 +68,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
   static variable_list forward(AutogradContext* ctx, const c10::intrusive_ptr<Call>& call, const Tensor& x,
                                const std::optional<Tensor>& residual, at::TensorList /*trained*/) {
     ctx->set_materialize_grads(false);
-    call->draws = generator_state();
+    call->draws = dropout_draws();
     const Tensor other = residual ? *residual : Tensor();
     // In the mode of training, whose kernels may round otherwise than those of inference; its graph is dropped here.
     variable_list made =

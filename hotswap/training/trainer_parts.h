@@ -104,12 +104,29 @@ struct TrainOutput {
   double train_tokens_per_second() const;
 };
 
+// One update with kernels and without: which layer it is, where a curve is not that of stock layers.
+struct StepCheck {
+  struct Row {
+    std::string name;       // of a tensor that learns
+    double norm = 0;        // L2, of its gradient without kernels
+    double difference = 0;  // norm(with - without) / norm; 1 where only one of them is there, or not finite
+  };
+  int64_t step = 0;  // from 1, as in the log
+  double loss = 0, stock_loss = 0;
+  std::vector<Row> rows;  // the largest difference first
+  nlohmann::json to_json() const;
+};
+
 // Parts that a Trainer makes by itself where none is given.
 struct TrainerParts {
   std::shared_ptr<const Dataset> eval_dataset = nullptr;
   std::shared_ptr<AdamW> optimizer = nullptr;  // it brings its own betas and weight decay; the schedule sets its rate
   std::function<void(const TrainingStep&)> on_step_end = nullptr;  // each step waits for the device then
   std::vector<std::shared_ptr<TrainerCallback>> callbacks = {};
+  // This update, from 1, is run with kernels and without, and compared; the run goes on as if it were not. Error where
+  // the model is not kernelized.
+  std::optional<int64_t> check_step = std::nullopt;
+  std::function<void(const StepCheck&)> on_step_check = nullptr;
   std::shared_ptr<Ranks> ranks = nullptr;  // joined by the environment of torchrun; null: one process trains
 };
 

@@ -11,6 +11,7 @@
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/evaluation.h"
 #include "hotswap/training/ranks/ranks.h"
+#include "hotswap/training/step_check.h"
 #include "hotswap/training/trainer_state.h"
 
 namespace hotswap {
@@ -158,7 +159,8 @@ std::vector<BatchesAhead::Update> TrainingLoop::updates_from(const std::vector<s
 
 void TrainingLoop::update(const BatchesAhead::Read& read) {
   if (s_.parts.ranks) s_.parts.ranks->at_step(s_.state.global_step);
-  const Tensor loss = forward_backward(read);
+  const Tensor loss =
+      s_.parts.check_step == s_.state.global_step + 1 ? checked_forward_backward(read) : forward_backward(read);
 
   AdamW& optimizer = *s_.parts.optimizer;
   Tensor norm = gradient_norm_tensor(optimizer.parameters());
@@ -206,6 +208,18 @@ Tensor TrainingLoop::forward_backward(const BatchesAhead::Read& read) {
     sum += loss.detach();
   }
   return sum;
+}
+
+Tensor TrainingLoop::checked_forward_backward(const BatchesAhead::Read& read) {
+  Tensor loss;  // the first one's, with kernels
+  StepCheck check = check_step(s_.model, [&] {
+    const Tensor made = forward_backward(read);
+    if (!loss.defined()) loss = made;
+    return made;
+  });
+  check.step = s_.state.global_step + 1;
+  if (s_.parts.on_step_check) s_.parts.on_step_check(check);
+  return loss;
 }
 
 int64_t TrainingLoop::tokens_in(const std::vector<TrainingBatch>& batches) const {

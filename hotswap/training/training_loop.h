@@ -51,6 +51,7 @@ class TrainingLoop {
   std::vector<BatchesAhead::Update> updates_from(const std::vector<std::vector<int64_t>>& batches, size_t first) const;
   void update(const BatchesAhead::Read& read);
   Tensor forward_backward(const BatchesAhead::Read& read);
+  Tensor checked_forward_backward(const BatchesAhead::Read& read);
   void settle();  // reads what is pending; Error where a value is not finite
   void after_update();
   void act();  // logs, evaluates and saves as the control has it
