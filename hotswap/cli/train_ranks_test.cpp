@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "hotswap/cli/test_program.h"
+#include "hotswap/kernelize/package/device.h"
 
 namespace hotswap {
 namespace {
@@ -99,6 +100,48 @@ TEST_F(TrainRanks, SigtermSavesAndExits143) {
   }
   expect_has(outcome.err, {"after update " + std::to_string(last) + " of"});
   EXPECT_TRUE(fs::exists(file("out") / ("checkpoint-" + std::to_string(last)) / "optimizer.pt"));
+}
+
+// NCCL: the curve of one GPU on the joined batch, and a rank that is killed without torchrun, which would end the
+// others.
+class TrainOnGpus : public TrainRanks {
+ protected:
+  void SetUp() override {
+    const std::string why = message_of([] { device_named("cuda:1"); });
+    if (why == "no error") return TrainRanks::SetUp();
+    GTEST_SKIP() << why;
+  }
+  std::string on_gpu(const std::string& output, const std::string& further, const char* steps = "6") const {
+    const std::string line = call(output, further, steps);
+    return line.substr(0, line.find(" --use-cpu")) + line.substr(line.find(" --use-cpu") + 10) + " --device cuda";
+  }
+};
+
+TEST_F(TrainOnGpus, AreOneRunOfTheJoinedBatch) {
+  const Outcome two = run_with(torchrun(), on_gpu("two", "--per-device-train-batch-size 2 --save-steps 3"));
+  ASSERT_EQ(two.status, 0) << two.err;
+  const Outcome one = run(on_gpu("one", "--per-device-train-batch-size 4 --save-steps 3"));
+  ASSERT_EQ(one.status, 0) << one.err;
+  const auto ours = log("two"), whole = log("one");
+  ASSERT_EQ(ours.size(), whole.size());
+  for (size_t i = 0; i + 1 < ours.size(); ++i) {
+    EXPECT_NEAR(ours[i]["loss"].get<double>(), whole[i]["loss"].get<double>(), 1e-4) << i;  // other sums, 6 updates
+  }
+}
+
+TEST_F(TrainOnGpus, ALostRankIsNamedWithinTheTimeOut) {
+  write_file(file("ranks.sh"),
+             "export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29533\n"
+             "RANK=1 LOCAL_RANK=1 \"$@\" &\n"
+             "(while ! ls -d " +
+                 file("out").string() +
+                 "/checkpoint-* 2>/dev/null; do sleep 0.1; done\n"
+                 "kill -9 $!) &\n"
+                 "RANK=0 LOCAL_RANK=0 exec \"$@\"\n");
+  const Outcome outcome =
+      run_with("sh " + file("ranks.sh").string() + " ", on_gpu("out", "--save-steps 2 --ddp-timeout 20", "100000"));
+  EXPECT_EQ(outcome.status, 75) << outcome.err;
+  expect_has(outcome.err, {"rank 1 on ", "last heard"});
 }
 
 }  // namespace

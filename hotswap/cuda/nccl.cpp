@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 extern "C" c10d::Backend* hotswap_make_nccl(const hotswap::NcclArguments& a) {
-  c10::cuda::set_device(static_cast<c10::DeviceIndex>(a.device));  // for good: nothing of this rank goes to GPU 0
+  const c10::cuda::CUDAGuard current(static_cast<c10::DeviceIndex>(a.device));
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = std::chrono::milliseconds(a.timeout_ms);
   const auto store = c10::make_intrusive<c10d::PrefixStore>(

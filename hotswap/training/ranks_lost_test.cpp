@@ -164,13 +164,35 @@ TEST(RestartedRanks, BeginWhereThereIsNoCheckpoint) {
 }
 
 // What a signal does in `hotswap train`: all ranks end after the same update.
-TEST(RanksThatStop, StopTogether) {
+TEST(RanksThatStop, StopAfterTheSameUpdate) {
   const TempFolder folder;
   auto arguments = lost_arguments(folder / "out");
   arguments.save_strategy = "no";
-  expect_all_well(train_ranks(
-      {}, arguments, 1, 4, [](TrainerControl& control) { control.should_training_stop = control.should_save = true; }));
+  const auto stop = [](TrainerControl& control) { control.should_training_stop = control.should_save = true; };
+  expect_all_well(train_ranks({}, arguments, 1, 4, stop));
   EXPECT_EQ(checkpoint_steps(folder / "out"), std::vector<int64_t>{4});
+}
+
+// A callback that only one rank has: a checkpoint after an evaluation, and after that the end.
+struct AfterEvaluation : TrainerCallback {
+  void on_evaluate(const TrainerEvent& event, const nlohmann::json&) override { event.control.should_save = true; }
+  void on_save(const TrainerEvent& event) override { event.control.should_training_stop = true; }
+};
+
+TEST(RanksThatStop, FollowACallbackOfOneRank) {
+  const TempFolder folder;
+  expect_all_well(run_ranks({}, [&](int rank) {
+    TrainingArguments arguments = lost_arguments(folder / "out");
+    arguments.save_strategy = "no";
+    arguments.eval_strategy = "steps";
+    arguments.eval_steps = 3;
+    TrainerParts parts{.eval_dataset = lost_rows()};
+    if (rank == 1) parts.callbacks.push_back(std::make_shared<AfterEvaluation>());
+    Trainer trainer(test_support::tiny_llama(), arguments, lost_rows(), std::move(parts));
+    trainer.train();
+    if (trainer.state().global_step != 3) throw std::runtime_error(cat("step ", trainer.state().global_step));
+  }));
+  EXPECT_EQ(checkpoint_steps(folder / "out"), std::vector<int64_t>{3});
 }
 
 // 20 rows are whole updates of 4, in one rank and in two: the same examples in each.

@@ -17,6 +17,7 @@
 
 #include "hotswap/base/json.h"
 #include "hotswap/models/formats/safetensors.h"
+#include "hotswap/training/data/bins.h"
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/test_model.h"
 #include "hotswap/training/test_ranks.h"
@@ -191,6 +192,48 @@ void expect_same_log(const fs::path& one, const fs::path& other, double toleranc
       EXPECT_NEAR(a[i].at<double>(key), expected, tolerance * std::max(1.0, std::abs(expected))) << key << ' ' << i;
     }
   }
+}
+
+// What every rank counts of the batches that others read.
+TEST(Ranks, CountLabelsAsTheBatchHasThem) {
+  const std::vector<Example> rows = static_cast<const ExampleDataset&>(*uneven_rows()).examples();
+  const std::vector<std::shared_ptr<const Dataset>> datasets = {
+      std::make_shared<PackedDataset>(std::vector<int64_t>(40, 3), 7), uneven_rows(),
+      packed_examples(rows, Packing::kBestFit, 16), packed_examples(rows, Packing::kWrapped, 16)};
+  for (size_t i = 0; i < datasets.size(); ++i) {
+    for (const std::vector<int64_t>& some : {std::vector<int64_t>{2}, {0, 3, 1}}) {
+      EXPECT_EQ(datasets[i]->labels_in(some), label_count(datasets[i]->batch(some))) << i;
+    }
+  }
+}
+
+// A row of them is in no forward of rank 1: it gets no gradient there.
+TEST(Ranks, AParameterWithoutGradientIsNamedOrAllowed) {
+  const auto ended = [](bool find_unused) {
+    return run_ranks({.size = 2}, [&](int rank) {
+      Ranks ranks(*rank_environment(), {.timeout = 10});
+      ranks.watched([&] {
+        const TrainedTensors trained{{at::full({2}, 3.0).requires_grad_(), at::full({2}, 5.0).requires_grad_()},
+                                     {"used", "unused"}};
+        const auto sync = ranks.gradient_sync(trained, {.find_unused_parameters = find_unused});
+        for (int step = 0; step < 2; ++step) {
+          sync->before_forward(true);
+          Tensor loss = trained.tensors[0].sum() * (rank + 1);
+          if (rank == 0) loss = loss + trained.tensors[1].sum();
+          sync->before_backward(loss, true);
+          loss.backward();
+          sync->after_backward(true);
+        }
+        const auto is = [](const Tensor& gradient, double value) { return at::equal(gradient, at::full({2}, value)); };
+        if (!is(trained.tensors[0].grad(), 3) || !is(trained.tensors[1].grad(), 1)) throw std::runtime_error("values");
+      });
+    });
+  };
+  expect_all_well(ended(true));  // two steps of the means (1 + 2) / 2 and (1 + 0) / 2
+  const auto refused = ended(false);
+  EXPECT_NE(refused[1].status, 0);
+  expect_has(refused[1].errors, {"none of unused", "ddp_find_unused_parameters"});
+  expect_has(refused[0].errors, {"rank 1 on ", "none of unused"});
 }
 
 struct Split {

@@ -1,6 +1,7 @@
 #include "hotswap/training/trainer.h"
 
 #include <ATen/Context.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <mutex>
 #include <regex>
@@ -146,7 +147,10 @@ void Trainer::join_ranks() {
   });
 }
 
-void Trainer::watched(const std::function<void()>& work) { parts_.ranks ? parts_.ranks->watched(work) : work(); }
+void Trainer::watched(const std::function<void()>& work) {
+  const c10::DeviceGuard current(model_->device());  // pinned memory is of the current GPU, which is each rank's own
+  parts_.ranks ? parts_.ranks->watched(work) : work();
+}
 
 bool Trainer::is_world_process_zero() const { return !parts_.ranks || parts_.ranks->is_first(); }
 

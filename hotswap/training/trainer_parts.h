@@ -60,8 +60,7 @@ struct TrainerEvent {
   CausalLM& model;
 };
 
-// With several ranks each has its own callbacks. What one of them sets in the control at the end of an update or an
-// epoch is done by all.
+// With several ranks each has its own callbacks. What one of them sets in the control is done by all.
 class TrainerCallback {
  public:
   virtual ~TrainerCallback() = default;

@@ -15,10 +15,16 @@ namespace hotswap {
 
 namespace fs = std::filesystem;
 
+// Each calls callbacks, which may request the next, or the end.
 void TrainingLoop::act() {
-  if (s_.control.should_log) log_training();
-  if (s_.control.should_evaluate) evaluate();
-  if (s_.control.should_save) save_checkpoint();
+  const auto on = [&](const bool& requested, void (TrainingLoop::*work)()) {
+    if (!requested) return;
+    (this->*work)();
+    agree();
+  };
+  on(s_.control.should_log, &TrainingLoop::log_training);
+  on(s_.control.should_evaluate, &TrainingLoop::evaluate);
+  on(s_.control.should_save, &TrainingLoop::save_checkpoint);
 }
 
 void TrainingLoop::log_training() {

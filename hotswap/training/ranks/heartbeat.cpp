@@ -20,7 +20,7 @@ std::string own_host() {
 Heartbeat::Heartbeat(c10::intrusive_ptr<c10d::Store> store, Options options)
     : store_(std::move(store)),
       options_(std::move(options)),
-      interval_(std::clamp(options_.timeout.count() / 10, 0.5, 2.0)),
+      interval_(std::clamp(options_.timeout.count() / 6, 0.5, 2.0)),
       host_(own_host()),
       peers_(static_cast<size_t>(options_.size)) {
   for (Peer& peer : peers_) peer.heard = Clock::now();
