@@ -1,4 +1,5 @@
-// Stand-in for gloo's header, which the torch package lacks: what inline code of c10d's ProcessGroupGloo.hpp needs of it.
+// Stand-in for gloo's header, which the torch package lacks: what inline code of c10d's ProcessGroupGloo.hpp needs of
+// it.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// Stand-in for gloo's header, which the torch package lacks: the interface that c10d's GlooStore implements. No code here
-// makes or calls one, so that no table of virtual functions is laid out by it.
+// Stand-in for gloo's header, which the torch package lacks: the interface that c10d's GlooStore implements. No code
+// here makes or calls one, so that no table of virtual functions is laid out by it.
 #pragma once
 
 #include <chrono>
