@@ -240,7 +240,7 @@ class Planner {
     row.package_layer = kernel->layer;
     row.version = kernel->manifest.version;
     row.digest = kernel->manifest.digest;
-    std::vector<std::string> notes = {kernel->note, serves, mapped_elsewhere(layer, kind)};
+    std::vector<std::string> notes = {kernel->note, serves, site.slot->passes_by(), mapped_elsewhere(layer, kind)};
     std::erase(notes, "");
     row.reason = join(notes, "; ");
     decision.kernel = &bound;

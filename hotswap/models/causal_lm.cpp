@@ -227,6 +227,8 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
                                                .cu_seqlens = a.cu_seqlens,
                                                .max_seqlen = a.max_seqlen,
                                                .seq_idx = a.seq_idx,
+  check_row_adapters(a);
+  const RowAdapters of_rows(a.row_adapters);
                                                .cache = a.cache,
                                                .step = a.step,
                                                .memory = a.memory,

@@ -39,6 +39,8 @@ struct ForwardArguments {
   int64_t logits_to_keep = 0;                      // of the last so many positions only; 0: all
   std::optional<double> num_items_in_batch = std::nullopt;  // divides the loss instead of this batch's label count
   // Of mixtures of experts: unset, as the config says. The loss then has the auxiliary one in it.
+  // Of each row, the number of its adapter (add_row_adapter), -1 for none; empty: no row has one. Inference only.
+  std::vector<int64_t> row_adapters = {};
   std::optional<bool> output_router_logits = std::nullopt;
 };
 
@@ -54,6 +56,12 @@ class LoraAdapter;
 struct LoraUse;
 
 class CausalLM : public Module {
+// An adapter of rows, as add_row_adapter() took it.
+struct RowAdapterInfo {
+  std::string name;   // its folder's
+  int64_t bytes = 0;  // of its tensors
+};
+
  public:
   // Tensors are on the meta device until init_weights() or load_into().
   CausalLM(const Family& family, Json config);
@@ -121,6 +129,11 @@ class CausalLM : public Module {
   // What learns, once each: parameters that require gradients, then the tensors of an adapter that trains, below their
   // layers' names ("model.layers.0.self_attn.q_proj.lora_A.weight").
   void each_trained(const TensorVisitor& visit);
+  // Adapters that rows of one batch may have, each its own or none: ForwardArguments::row_adapters has the indices that
+  // this returns, from 0. Instead of load_adapter(). Kernels of whole layers run for rows without adapters. Error where
+  // the adapter replaces tensors of the model (modules_to_save, biases): all rows have those in common.
+  int64_t add_row_adapter(const LoraAdapter& adapter, const LoraUse& use);
+  const std::vector<RowAdapterInfo>& row_adapters() const { return row_adapters_; }
 
   // Fresh weights as transformers draws them: what each part says of its tensors (Init), spread by initializer_range.
   void init_weights(uint64_t seed, at::ScalarType dtype = at::kFloat, at::Device device = at::kCPU);
@@ -144,6 +157,7 @@ class CausalLM : public Module {
   void join_projections();
   std::vector<std::pair<std::string, Tensor>> plain_tensors();  // encoded ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;                 // [..., hidden_size] -> [..., vocab]
+  void check_row_adapters(const ForwardArguments& arguments) const;
 
   const Family& family_;
   Json config_json_;
@@ -159,3 +173,4 @@ class CausalLM : public Module {
 };
 
 }  // namespace hotswap
+  std::vector<RowAdapterInfo> row_adapters_;

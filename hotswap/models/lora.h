@@ -78,3 +78,5 @@ class AppliedLora {
 AppliedLora apply_lora(CausalLM& model, const LoraAdapter& adapter, LoraUse use = {});
 
 }  // namespace hotswap
+// The same for the rows of a batch that have the adapter `number`. -> the bytes of its tensors
+int64_t apply_lora_to_rows(CausalLM& model, const LoraAdapter& adapter, LoraUse use, int64_t number);

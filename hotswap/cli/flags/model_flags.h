@@ -28,6 +28,7 @@ struct ModelFlags {
   bool random_weights = false;                            // the config alone is read: bench's
   std::string adapter;                                    // a LoRA adapter of peft; empty: none
   bool trains_adapter = false;                            // it learns
+  std::vector<std::string> row_adapters = {};             // as PretrainedOptions has them: serve's
   BitsAndBytesConfig quantization;                        // load_in_4bit: its weights become NF4
 };
 
@@ -40,7 +41,8 @@ struct KernelFlags {
   bool any() const { return use_kernels || !kernels.empty() || !config_file.empty(); }
 };
 
-void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);  // MODEL, --revision and --gguf-file alone
+void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);   // MODEL, --revision and --gguf-file alone
+void add_base_model_flags(CLI::App& verb, ModelFlags& flags);  // without --adapter
 void add_model_flags(CLI::App& verb, ModelFlags& flags);
 void add_kernel_flags(CLI::App& verb, KernelFlags& flags);
 
