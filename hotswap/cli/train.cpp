@@ -1,4 +1,5 @@
 // train: fine-tunes a model on a file by transformers' TrainingArguments.
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -7,13 +8,18 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/log.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/train_print.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/models/auto.h"
 #include "hotswap/models/formats/quantised.h"
+#include "hotswap/models/lora.h"
+#include "hotswap/serve/served_model.h"
 #include "hotswap/training/arguments/argument_row.h"
 #include "hotswap/training/data/train_file.h"
+#include "hotswap/training/output_lock.h"
 #include "hotswap/training/trainer.h"
 
 namespace hotswap {
@@ -57,8 +63,13 @@ TrainingArguments arguments_of(const TrainFlags& flags) {
   return arguments;
 }
 
+// Another run's lock is OutputLock's error.
 void check_free(const fs::path& output) {
-  if (!fs::exists(output) || (fs::is_directory(output) && fs::is_empty(output))) return;
+  if (!fs::exists(output)) return;
+  const auto is_lock = [](const fs::directory_entry& entry) { return entry.path().filename() == OutputLock::kFile; };
+  if (fs::is_directory(output) && std::all_of(fs::directory_iterator(output), fs::directory_iterator(), is_lock)) {
+    return;
+  }
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "an output folder that does not exist yet, or is empty",
                .got = output.string(),
@@ -88,34 +99,52 @@ ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments
   return source;
 }
 
-// A new adapter, or the one that came with the model; without either the whole model is trained.
-void add_new_adapter(CausalLM& model, const TrainFlags& flags, const TrainingArguments& arguments) {
-  if (flags.lora_file.empty()) return;
-  LoraConfig config = LoraConfig::read(flags.lora_file);
-  if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = flags.model.model;
-  model.add_adapter(config, static_cast<uint64_t>(arguments.seed));
+// config.json; none for a GGUF file, which has its own form of it.
+std::optional<Json> config_json_of(const ModelFlags& source) {
+  if (gguf_path(source)) return std::nullopt;
+  return Json::read(fs::path(source.model) / "config.json");
 }
 
-// 0, which checks nothing, for a GGUF file: it has no config.json.
-int64_t vocab_size_of(const ModelFlags& source) {
-  if (gguf_path(source)) return 0;
-  return Json::read(fs::path(source.model) / "config.json").get<int64_t>("vocab_size", 0);
+// The new adapter's settings, before data are read for it: without weights, its names are compared with the model's.
+// None where the adapter came with the model, or the whole model is trained.
+std::optional<LoraConfig> new_adapter(const TrainFlags& flags, const ModelFlags& source) {
+  if (!source.adapter.empty()) LoraAdapter::read(source.adapter).config();
+  if (flags.lora_file.empty()) return std::nullopt;
+  LoraConfig config = LoraConfig::read(flags.lora_file);
+  if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = flags.model.model;
+  if (const auto json = config_json_of(source)) {
+    LoraAdapter::check_names(*AutoModelForCausalLM::from_config(*json), config);
+  }
+  return config;
+}
+
+// transformers computes beyond them without a word.
+void warn_of_positions(const CausalLM& model, const std::string& name, const TrainFile& file) {
+  const int64_t positions = serve::max_positions(model);
+  if (positions == 0 || file.longest <= positions) return;
+  log_warning(name, " has examples of up to ", file.longest, " tokens, and the model has ", positions,
+              " positions (max_position_embeddings): those beyond it are new to it. --max-length ", positions,
+              " stays within");
 }
 
 TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
+  const auto config = config_json_of(source);
   const SpecialIds& special = tokenizer.special_ids();
   return {.max_length = flags.max_length,
           .chat = find_chat_template(source),
           .pad_id = special.pad.value_or(special.eos.value_or(0)),
           .packing = flags.packing ? packing_from(flags.packing_strategy) : Packing::kNone,
-          .vocab_size = vocab_size_of(source)};
+          .vocab_size = config ? config->get<int64_t>("vocab_size", 0) : 0};  // 0: ids of a .bin are not checked
 }
 
 void train_verb(const TrainFlags& flags) {
   const TrainingArguments arguments = arguments_of(flags);
   const fs::path output = arguments.output_dir;
   if (arguments.resume_from_checkpoint.empty()) check_free(output);  // before anything is read
+  const auto lock = OutputLock::take(output);
+  if (arguments.resume_from_checkpoint.empty()) check_free(output);  // a run may have ended meanwhile
   const ModelFlags source = source_of(flags, arguments);
+  const auto lora = new_adapter(flags, source);
   const Tokenizer tokenizer = load_tokenizer(source);
   const TrainFileOptions options = file_options(flags, source, tokenizer);
   const TrainFile train = read_train_file(flags.train_file, tokenizer, options);
@@ -126,8 +155,10 @@ void train_verb(const TrainFlags& flags) {
     print_file(flags.eval_file, held_out);
   }
   const auto model = load_model(source, flags.kernels);
-  add_new_adapter(*model, flags, arguments);
-  TrainerParts parts{.eval_dataset = held_out.dataset};
+  warn_of_positions(*model, flags.train_file, train);
+  warn_of_positions(*model, flags.eval_file, held_out);
+  if (lora) model->add_adapter(*lora, static_cast<uint64_t>(arguments.seed));
+  TrainerParts parts{.eval_dataset = held_out.dataset, .lock = lock};
   if (!arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
   Trainer trainer(model, arguments, train.dataset, std::move(parts));
   const TrainOutput result = trainer.train();

@@ -132,13 +132,37 @@ TEST_F(TrainLora, SaysWhatIsWrong) {
   };
   const std::string flag = " --lora " + file("bad.json").string();
   write_file(file("bad.json"), R"({"rank": 4})");
-  fails(flag, {"rank", "bad.json"});
+  fails(flag, {"rank", "bad.json", "LoraConfig", "correct it there"});
   write_file(file("bad.json"), R"({"use_qalora": true})");
   fails(flag, {"use_qalora"});
   write_file(file("bad.json"), R"({"target_modules": ["none_such"]})");
-  fails(flag, {"none_such"});
+  fails(flag, {"none_such in ", "bad.json"});
+  write_file(file("bad.json"), R"({"target_modules": "all-linear", "modules_to_save": ["no_head"]})");
+  fails(flag, {"no_head in ", "bad.json"});
+  write_file(file("bad.json"), R"({"target_modules": ["embed_tokens", "q_proj"], "use_dora": true})");
+  fails(flag, {"use_dora", "bad.json", "embed_tokens"});
   fails(lora() + " --adapter " + file("out").string(), {"--adapter", "--lora"});
   fails(" --adapter " + tiny_model().string(), {"adapter_config.json"});
+}
+
+// What is wrong with the adapter is an error before a file is read for it.
+TEST_F(TrainLora, AdaptersAreCheckedBeforeData) {
+  for (const char* json : {R"({"rank": 4})", R"({"r": 0})", R"({"target_modules": ["none_such"]})",
+                           R"({"init_lora_weights": "pissa"})", R"({"lora_bias": true})"}) {
+    write_file(file("bad.json"), json);
+    const Outcome outcome = run("train " + model() + " --train-file /nowhere.txt --output-dir " + file("out").string() +
+                                " --lora " + file("bad.json").string());
+    EXPECT_EQ(outcome.status, 1) << json;
+    EXPECT_EQ(outcome.err.find("nowhere"), std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find("save_pretrained"), std::string::npos) << "no file of peft's is at fault\n"
+                                                                      << outcome.err;
+    expect_has(outcome.err, {"bad.json"});
+    EXPECT_FALSE(fs::exists(file("out"))) << "nothing was written";
+  }
+  const Outcome outcome = run("train " + model() + " --train-file /nowhere.txt --output-dir " + file("out").string() +
+                              " --adapter " + tiny_model().string());
+  expect_has(outcome.err, {"adapter_config.json"});
+  EXPECT_EQ(outcome.err.find("nowhere"), std::string::npos) << outcome.err;
 }
 
 }  // namespace

@@ -62,8 +62,11 @@ void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options
       !model.has_encoded_weights())
     return;
   kernels.strict = false;
-  model.kernelize(Mode::INFERENCE, std::move(kernels));
-  model.unpack(/*without_kernel_only=*/true);
+  std::set<std::string> without;
+  for (const KernelRow& row : plan_kernels(model, Mode::INFERENCE, kernels).rows) {
+    if (row.layer == "PackedLinear" && !row.package) without.insert(row.name);
+  }
+  model.unpack_before_kernels(without);
 }
 
 void finish(CausalLM& model, const PretrainedOptions& options) {
@@ -125,9 +128,6 @@ std::set<std::string> projections_of(CausalLM& model) {
   return names;
 }
 
-// Older models have them in their config.json.
-GenerationConfig generation_config_of(const std::filesystem::path& folder, const Json& model,
-                                      const ModelConfig& config) {
 // Those that the options name: one of all rows, or those of single rows.
 class Adapters {
  public:
@@ -153,6 +153,9 @@ class Adapters {
   std::vector<LoraAdapter> of_rows_;
 };
 
+// Older models have them in their config.json.
+GenerationConfig generation_config_of(const std::filesystem::path& folder, const Json& model,
+                                      const ModelConfig& config) {
   const auto file = folder / "generation_config.json";
   GenerationConfig found = read_generation_config(std::filesystem::is_regular_file(file) ? Json::read(file) : model);
   if (!found.eos_token_id && !config.eos_token_id.empty()) found.eos_token_id = config.eos_token_id;

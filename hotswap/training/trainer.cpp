@@ -9,6 +9,7 @@
 #include "hotswap/models/liger.h"
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/output_lock.h"
 #include "hotswap/training/resume.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_state.h"
@@ -110,6 +111,8 @@ TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
                      .control = control_,
                      .resume = resume});
   return loop.run();
+  std::shared_ptr<const OutputLock> lock = parts_.lock;
+  if (!lock && !arguments_.output_dir.empty()) lock = OutputLock::take(arguments_.output_dir);
 }
 
 EvalMetrics Trainer::evaluate() {

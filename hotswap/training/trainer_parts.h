@@ -23,6 +23,8 @@
 
 namespace hotswap {
 
+class OutputLock;  // training/output_lock.h
+
 // A callback or the Trainer's own rules set these; the Trainer acts on them at the end of an update.
 struct TrainerControl {
   bool should_training_stop = false, should_epoch_stop = false;
@@ -109,3 +111,4 @@ struct TrainerParts {
 };
 
 }  // namespace hotswap
+  std::shared_ptr<const OutputLock> lock = nullptr;  // of output_dir, where the caller took it already

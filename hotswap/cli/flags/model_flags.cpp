@@ -96,7 +96,7 @@ ModelFlags located(ModelFlags flags) {
   return flags;
 }
 
-std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels) {
+std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels, LeftStock left) {
   check_one_attention(flags, kernels);
   PretrainedOptions options{.use_kernels = kernels.any(),
                             .kernel_config = kernel_config_of(kernels),
@@ -117,7 +117,7 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
   if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
                                           : AutoModelForCausalLM::from_pretrained(flags.model, options);
-  report_left_stock(model->kernel_report());
+  if (left == LeftStock::kReported) report_left_stock(model->kernel_report());
   if (!flags.adapter.empty()) warn_of_other_texts(flags, flags.adapter);
   for (const std::string& adapter : flags.row_adapters) warn_of_other_texts(flags, adapter);
   return model;

@@ -58,8 +58,10 @@ KernelConfig kernel_config_from(const Json& json);
 // The same with --model as a path of this machine, fetched from the Hub if need be. A verb that reads more than the
 // weights asks once; the functions below then look at the disk alone.
 ModelFlags located(ModelFlags flags);
-// Where layers stay stock that the mapping does not keep so, the report goes to stderr.
-std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
+// Where layers stay stock that the mapping does not keep so, the report goes to stderr, unless the caller shows it.
+enum class LeftStock : uint8_t { kReported, kShownByCaller };
+std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels,
+                                     LeftStock left = LeftStock::kReported);
 Tokenizer load_tokenizer(const ModelFlags& flags);
 ChatTemplate load_chat_template(const ModelFlags& flags);
 std::optional<ChatTemplate> find_chat_template(const ModelFlags& flags);  // none where the model has no template
