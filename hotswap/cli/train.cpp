@@ -137,6 +137,19 @@ TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source,
           .vocab_size = config ? config->get<int64_t>("vocab_size", 0) : 0};  // 0: ids of a .bin are not checked
 }
 
+// Before the first update, on stderr. A batch of the longest examples is what takes most.
+MemoryEstimate estimated(CausalLM& model, const AdamW& optimizer, const TrainingArguments& arguments,
+                         const TrainFile& file, int64_t max_length) {
+  const int64_t batch = std::min(arguments.per_device_train_batch_size, file.dataset->size());
+  // A batch of packed rows is one row, in which attention sees the examples apart.
+  const int64_t rows = file.packed > 0 ? (batch * max_length + file.longest - 1) / file.longest : batch;
+  model.train();
+  const MemoryEstimate estimate = estimate_memory(
+      model, optimizer, {.rows = rows, .length = file.longest, .forwards = arguments.gradient_accumulation_steps});
+  std::fprintf(stderr, "memory, estimated: %s\n", estimate.str().c_str());
+  return estimate;
+}
+
 void train_verb(const TrainFlags& flags) {
   const TrainingArguments arguments = arguments_of(flags);
   const fs::path output = arguments.output_dir;
@@ -160,7 +173,10 @@ void train_verb(const TrainFlags& flags) {
   if (lora) model->add_adapter(*lora, static_cast<uint64_t>(arguments.seed));
   TrainerParts parts{.eval_dataset = held_out.dataset, .lock = lock};
   if (!arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
+  parts.optimizer = make_optimizer(*model, arguments);
+  const auto optimizer = parts.optimizer;
   Trainer trainer(model, arguments, train.dataset, std::move(parts));
+  const MemoryEstimate estimate = estimated(*model, *optimizer, arguments, train, flags.max_length);
   const TrainOutput result = trainer.train();
   std::optional<EvalMetrics> evaluated;
   if (held_out.dataset) evaluated = trainer.evaluate();
@@ -169,6 +185,7 @@ void train_verb(const TrainFlags& flags) {
   write_file(output / "training_arguments.json", to_json(arguments).dump(2) + "\n");
   print_result({.output = output,
                 .result = result,
+                .estimate = estimate,
                 .evaluated = evaluated,
                 .kernels = model->kernel_report(),
                 .json = flags.json});
@@ -261,7 +278,8 @@ void add_train(CLI::App& app) {
                    "sdpa, eager, or a kernel as org/repo[@revision][:layer]");
   add_kernel_flags(*verb, flags->kernels);
   verb->add_flag("--json", flags->json,
-                 "Print JSON: output_dir, metrics, eval, tokens_per_second, peak_memory, kernels");
+                 "Print JSON: output_dir, metrics, eval, tokens_per_second, flops_per_second, mfu,\npeak_memory, "
+                 "memory_estimate, kernels");
   add_argument_flags(*verb, flags->arguments);
   verb->callback([flags] { train_verb(*flags); });
 }

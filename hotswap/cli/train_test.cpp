@@ -27,7 +27,8 @@ TEST_F(Train, ArgumentsFromFileAndFlags) {
   const auto json = run_json(call("--arguments " + file("args.json").string() +
                                   " --learning_rate 1e-3 --weight-decay 0.1 --use-liger-kernel --eval-file " + data() +
                                   " --liger_kernel_config '{\"rope\": false}' --json"));
-  EXPECT_EQ(keys(json), (Keys{"output_dir", "metrics", "eval", "tokens_per_second", "peak_memory", "kernels"}));
+  EXPECT_EQ(keys(json), (Keys{"output_dir", "metrics", "eval", "tokens_per_second", "flops_per_second", "mfu",
+                              "peak_memory", "memory_estimate", "kernels"}));
   EXPECT_GT(json["eval"]["eval_loss"], 0);
   std::set<std::string> bound;
   for (const auto& row : json["kernels"]) {
@@ -56,7 +57,8 @@ TEST_F(Train, ArgumentsFromFileAndFlags) {
 TEST_F(Train, PrintsProgress) {
   const Outcome outcome = run(call("--max-steps 2 --logging-steps 1 --save-strategy no --use-kernels"));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  for (const char* part : {"license.txt: ", " examples", "2 updates", "1/2  loss ", "2/2  loss "}) {
+  for (const char* part : {"license.txt: ", " examples", "2 updates", "1/2  loss ", "2/2  loss ",
+                           "memory, estimated: weights ", "memory: peak ", " tokens/s  ", " TFLOP/s  peak "}) {
     EXPECT_NE(outcome.err.find(part), std::string::npos) << part << "\n" << outcome.err;
   }
   for (const char* part : {"kernels: ", "2 updates, loss ", "tokens/s"}) {

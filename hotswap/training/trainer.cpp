@@ -47,14 +47,23 @@ void seed_dropout(int64_t seed) {
 
 }  // namespace
 
-double TrainOutput::train_tokens_per_second() const {
-  const size_t first = steps.size() > 1 ? 1 : 0;
-  double seconds = 0, tokens = 0;
-  for (size_t i = first; i < steps.size(); ++i) {
+// A second, over all steps but the first where there are others.
+template <typename Amount>
+static double rate_of(const std::vector<TrainingStep>& steps, const Amount& amount) {
+  double seconds = 0, sum = 0;
+  for (size_t i = steps.size() > 1 ? 1 : 0; i < steps.size(); ++i) {
     seconds += steps[i].seconds;
-    tokens += static_cast<double>(steps[i].num_input_tokens);
+    sum += static_cast<double>(amount(steps[i]));
   }
-  return seconds > 0 ? tokens / seconds : 0;
+  return seconds > 0 ? sum / seconds : 0;
+}
+
+double TrainOutput::train_tokens_per_second() const {
+  return rate_of(steps, [](const TrainingStep& step) { return step.num_input_tokens; });
+}
+
+double TrainOutput::train_flops_per_second() const {
+  return rate_of(steps, [](const TrainingStep& step) { return step.flops; });
 }
 
 std::shared_ptr<AdamW> make_optimizer(CausalLM& model, const TrainingArguments& arguments) {
@@ -102,6 +111,8 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
 
 TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
   const std::string& from = resume_from_checkpoint.empty() ? arguments_.resume_from_checkpoint : resume_from_checkpoint;
+  std::shared_ptr<const OutputLock> lock = parts_.lock;
+  if (!lock && !arguments_.output_dir.empty()) lock = OutputLock::take(arguments_.output_dir);
   const fs::path resume = from.empty() ? fs::path() : checkpoint_to_resume(from, arguments_.output_dir);
   TrainingLoop loop({.model = *model_,
                      .arguments = arguments_,
@@ -111,8 +122,6 @@ TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
                      .control = control_,
                      .resume = resume});
   return loop.run();
-  std::shared_ptr<const OutputLock> lock = parts_.lock;
-  if (!lock && !arguments_.output_dir.empty()) lock = OutputLock::take(arguments_.output_dir);
 }
 
 EvalMetrics Trainer::evaluate() {

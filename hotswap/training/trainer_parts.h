@@ -52,12 +52,21 @@ struct TrainerState {
   void save(const std::filesystem::path& file, const TrainerControl& control) const;
 };
 
+// How fast the updates since the entry of the log before were, and the peak of memory so far.
+struct TrainingRates {
+  double tokens_per_second = 0;
+  double flops_per_second = 0;               // TrainingWork's: what the model needs, whatever was computed
+  std::optional<double> mfu = std::nullopt;  // of the device's peak, where that is known (peak_flops_for)
+  int64_t peak_memory = 0;                   // bytes: peak_device_memory()
+};
+
 // transformers' TrainerCallback: what a program hooks into a run.
 struct TrainerEvent {
   const TrainingArguments& arguments;
   const TrainerState& state;
   TrainerControl& control;  // what the callback may decide
   CausalLM& model;
+  const TrainingRates& rates;
 };
 
 class TrainerCallback {
@@ -90,16 +99,20 @@ struct TrainingStep {
   double learning_rate = 0;
   double seconds = 0;            // all of it: batches, forwards, backwards, update
   int64_t num_input_tokens = 0;  // ids in its batches
+  double flops = 0;              // TrainingWork's
 };
 
 struct TrainOutput {
   std::vector<TrainingStep> steps;
   double training_loss = 0;                           // mean over the steps
   nlohmann::json metrics = nlohmann::json::object();  // train_loss, train_runtime, total_flos, ...
-  int64_t peak_memory = 0;  // bytes; of the loop alone where the system can tell (base/memory.h), else of the process
+  // Bytes of peak_device_memory(); of the loop alone where the system can tell (base/memory.h), else of the process.
+  int64_t peak_memory = 0;
   bool peak_is_of_loop = false;
+  std::optional<double> device_flops = std::nullopt;  // its peak a second, where that is known
   // The first step also allocates the optimizer's state: it is left out when there are others.
   double train_tokens_per_second() const;
+  double train_flops_per_second() const;
 };
 
 // Parts that a Trainer makes by itself where none is given.
@@ -108,7 +121,7 @@ struct TrainerParts {
   std::shared_ptr<AdamW> optimizer = nullptr;  // it brings its own betas and weight decay; the schedule sets its rate
   std::function<void(const TrainingStep&)> on_step_end = nullptr;  // each step waits for the device then
   std::vector<std::shared_ptr<TrainerCallback>> callbacks = {};
+  std::shared_ptr<const OutputLock> lock = nullptr;  // of output_dir, where the caller took it already
 };
 
 }  // namespace hotswap
-  std::shared_ptr<const OutputLock> lock = nullptr;  // of output_dir, where the caller took it already
