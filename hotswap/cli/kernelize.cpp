@@ -14,11 +14,21 @@ struct KernelizeFlags {
   bool json = false;
 };
 
+// As generate loads it with --use-kernels: quantised weights stay packed where that verb keeps them so. In training
+// none do without --packed on.
+std::shared_ptr<CausalLM> loaded_for(const KernelizeFlags& flags, const Mode& mode) {
+  KernelFlags kernels = flags.kernels;
+  kernels.strict = false;  // in the mode of the flags
+  kernels.use_kernels = true;
+  ModelFlags source = flags.model;
+  source.few_rows = true;
+  if (mode.has(Mode::TRAINING) && source.packed == "auto") source.packed = "off";
+  return load_model(source, kernels, LeftStock::kShownByCaller);
+}
+
 void kernelize_verb(const KernelizeFlags& flags) {
   const Mode mode = Mode::parse(flags.mode);
-  // Whom --attn-implementation may name; layers are swapped below, in the mode that is asked for.
-  check_one_attention(flags.model, flags.kernels);
-  const auto model = load_model(flags.model, {.allow_all = flags.kernels.allow_all, .project = flags.kernels.project});
+  const auto model = loaded_for(flags, mode);
   model->train(mode.has(Mode::TRAINING));
   const KernelReport& report = model->kernelize(mode, kernel_options_of(flags.kernels));
   if (flags.json) {

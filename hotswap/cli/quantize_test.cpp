@@ -1,4 +1,6 @@
 // hotswap quantize as a script runs it.
+#include <map>
+
 #include "hotswap/cli/test_program.h"
 
 namespace hotswap {
@@ -46,6 +48,46 @@ TEST_F(Quantize, WritesAFolderForTransformers) {
   const auto config = nlohmann::json::parse(read_file(file("int4") / "config.json"));
   EXPECT_EQ(config["quantization_config"]["quant_method"], "compressed-tensors");
   EXPECT_EQ(run("generate " + out("int4") + " --prompt 'You may' --max-new-tokens 3").status, 0);
+}
+
+// A layer's rows in a report, and how many run a kernel.
+using Counts = std::map<std::string, std::pair<int, int>>;
+Counts counts_of(const nlohmann::json& layers) {
+  Counts counts;
+  for (const auto& row : layers) {
+    auto& [all, bound] = counts[row["layer"]];
+    ++all;
+    if (row["package"].is_string() && row["package"] != "") ++bound;
+  }
+  return counts;
+}
+
+TEST_F(Quantize, KernelizeReportsWhatGenerateRuns) {
+  ASSERT_EQ(run("quantize " + model().string() + " " + out("x.gguf") + " --format q8_0").status, 0);
+  for (const char* packed : {"auto", "off", "on"}) {
+    const std::string flags = out("x.gguf") + " --packed " + packed + " --json";
+    const Counts generated =
+        counts_of(run_json("generate " + flags + " --use-kernels --prompt 'You may' --max-new-tokens 1")["kernels"]);
+    EXPECT_EQ(counts_of(run_json("kernelize " + flags)["layers"]), generated) << packed;
+    EXPECT_EQ(generated.contains("PackedLinear"), std::string(packed) != "off");
+  }
+  const Counts training = counts_of(run_json("kernelize " + out("x.gguf") + " --mode TRAINING --json")["layers"]);
+  EXPECT_FALSE(training.contains("PackedLinear")) << "quantised weights are not trained";
+}
+
+TEST_F(Quantize, KernelsAreBoundOnceAsItLoads) {
+  ASSERT_EQ(run("quantize " + model().string() + " " + out("x.gguf") + " --format q8_0").status, 0);
+  write_file(file("norms.json"),
+             R"({"kernel_mapping": {"RMSNorm": "hotswap/norm:RMSNorm"}, "inherit_mapping": false})");
+  for (const std::string& kernels : {std::string("--use-kernels"), "--kernel-config " + out("norms.json")}) {
+    const Outcome outcome = run_with("env HOTSWAP_LOG_LEVEL=info ",
+                                     "generate " + out("x.gguf") + " --prompt 'You may' --max-new-tokens 1 " + kernels);
+    ASSERT_EQ(outcome.status, 0) << outcome.err;
+    const std::string line = "info: kernelize INFERENCE: ";
+    const size_t first = outcome.err.find(line);
+    ASSERT_NE(first, std::string::npos) << outcome.err;
+    EXPECT_EQ(outcome.err.find(line, first + 1), std::string::npos) << outcome.err;
+  }
 }
 
 TEST_F(Quantize, SaysWhatIsWrong) {

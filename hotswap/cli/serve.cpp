@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iostream>
 #include <optional>
+#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -23,6 +24,7 @@ struct ServeFlags {
   KernelFlags kernels;
   serve::ServerOptions server{.port = 8000};
   std::vector<std::string> names;
+  std::vector<std::string> adapters;  // NAME=DIR, or DIR
   std::string api_key_file;
   int64_t max_model_len = 0;
   std::optional<int64_t> prefix_tokens;  // unset: kPrefixTokens on a CPU; on a GPU it has not been measured yet
@@ -56,21 +58,56 @@ int64_t model_length(const CausalLM& model, int64_t limit) {
   return limit > 0 ? limit : positions;
 }
 
+// A name has no slash, so that a folder whose path has a "=" may come without one.
+serve::ServedAdapter adapter_named(const std::string& flag) {
+  const size_t split = flag.find('=');
+  if (split != std::string::npos && flag.find('/') > split) {
+    if (split == 0 || split + 1 == flag.size()) {
+      throw usage_error(cat("--adapter ", flag, " is not NAME=DIR, and no folder"));
+    }
+    return {flag.substr(0, split), flag.substr(split + 1)};
+  }
+  const std::filesystem::path folder = flag;
+  return {(folder.filename().empty() ? folder.parent_path() : folder).filename().string(), flag};
+}
+
+std::vector<serve::ServedAdapter> adapters_of(const ServeFlags& flags, const std::vector<std::string>& base_names) {
+  std::vector<serve::ServedAdapter> adapters;
+  std::set<std::string> taken(base_names.begin(), base_names.end());
+  for (const std::string& flag : flags.adapters) {
+    adapters.push_back(adapter_named(flag));
+    const std::string& name = adapters.back().name;
+    if (taken.insert(name).second) continue;
+    throw usage_error(cat("--adapter ", flag, ": the name ", name,
+                          " is taken; give each adapter its own, as NAME=DIR, and none that of the model"));
+  }
+  return adapters;
+}
+
 serve::ServedModel loaded(const ServeFlags& flags) {
+  const std::vector<std::string> names = flags.names.empty() ? std::vector{flags.model.model} : flags.names;
+  std::vector<serve::ServedAdapter> adapters = adapters_of(flags, names);  // before anything is read
   ModelFlags source = located(flags.model);
+  for (const serve::ServedAdapter& adapter : adapters) source.row_adapters.push_back(adapter.root);
   // Rows of different length are read by the bundled kernel as far as each goes. Steps of few rows run in kernels of
   // whole layers all the same.
   source.gpu_attention = "hotswap/attention";
   serve::ServedModel served{.model = load_model(source, flags.kernels),
                             .tokenizer = load_tokenizer(source),
                             .chat_template = find_chat_template(source),
-                            .names = flags.names};
-  if (served.names.empty()) {
-    served.names = {flags.model.model};
-    if (const std::string& adapter = served.model->adapter_name(); !adapter.empty()) served.names.push_back(adapter);
-  }
+                            .names = names,
+                            .adapters = std::move(adapters)};
   served.max_model_len = model_length(*served.model, flags.max_model_len);
   return served;
+}
+
+// A line for each, with what its tensors take.
+void print_adapters(const serve::ServedModel& served) {
+  for (size_t i = 0; i < served.adapters.size(); ++i) {
+    const auto bytes = static_cast<double>(served.model->row_adapters()[i].bytes);
+    std::fprintf(stderr, "adapter %s: %s, %.1f MiB\n", served.adapters[i].name.c_str(), served.adapters[i].root.c_str(),
+                 bytes / (1 << 20));
+  }
 }
 
 // The first signal lets requests end; the second, or the end of that time, ends them.
@@ -137,6 +174,7 @@ void serve_verb(const ServeFlags& flags) {
                options.engine.exact
                    ? cat(", ", server.engine().why_exact(), ": texts do not depend on their company").c_str()
                    : "");
+  print_adapters(model);
   wait_and_drain(server, ends, flags.drain_s);
   server.stop();
 }
@@ -154,7 +192,14 @@ void add_server_flags(CLI::App& verb, ServeFlags& flags) {
       "--allowed-host", server.allowed_hosts,
       "A further name of this server, as a proxy or a browser sends it in Host and Origin; may be repeated");
   verb.add_option("--served-model-name", flags.names,
-                  "Names of the model in requests; default: MODEL as given,\nand the name of the folder of --adapter");
+                  "Names of the model in requests, which run without an adapter; default: MODEL");
+  verb.add_option(
+          "--adapter", flags.adapters,
+          "A LoRA adapter of peft (its folder, or org/name on the Hub), which requests name as a model: NAME, or\n"
+          "the folder's name; may be repeated. Requests of all share batches")
+      ->type_name("[NAME=]DIR|ID")
+      ->take_all()
+      ->allow_extra_args(false);
   verb.add_flag("--strict-fields", server.strict_fields, "Refuse requests with fields that are not known");
   verb.add_option("--metrics-prefix", server.metrics_prefix, "Before the names of /metrics; vllm for its dashboards")
       ->capture_default_str();
@@ -212,7 +257,7 @@ void add_serve(CLI::App& app) {
       "Answer OpenAI's protocol for a model: /v1/chat/completions, /v1/completions, /v1/models. The first line of\n"
       "stdout is its address. More in docs/serving.md.");
   auto flags = std::make_shared<ServeFlags>();
-  add_model_flags(*verb, flags->model);
+  add_base_model_flags(*verb, flags->model);
   flags->model.device = "auto";
   verb->add_flag("--random-weights", flags->model.random_weights,
                  "Random weights, for measurements; only config.json and the tokenizer of the model are read");

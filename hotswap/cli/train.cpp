@@ -1,4 +1,5 @@
 // train: fine-tunes a model on a file by transformers' TrainingArguments.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/base/log.h"
 #include "hotswap/cli/flags/model_flags.h"
 #include "hotswap/cli/flags/value_checks.h"
 #include "hotswap/cli/print/failure.h"
@@ -16,9 +18,13 @@
 #include "hotswap/cli/train_signal.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/models/auto.h"
 #include "hotswap/models/formats/quantised.h"
+#include "hotswap/models/lora.h"
+#include "hotswap/serve/served_model.h"
 #include "hotswap/training/arguments/argument_row.h"
 #include "hotswap/training/data/train_file.h"
+#include "hotswap/training/output_lock.h"
 #include "hotswap/training/ranks/environment.h"
 #include "hotswap/training/trainer.h"
 
@@ -64,8 +70,13 @@ TrainingArguments arguments_of(const TrainFlags& flags) {
   return arguments;
 }
 
+// Another run's lock is OutputLock's error.
 void check_free(const fs::path& output) {
-  if (!fs::exists(output) || (fs::is_directory(output) && fs::is_empty(output))) return;
+  if (!fs::exists(output)) return;
+  const auto is_lock = [](const fs::directory_entry& entry) { return entry.path().filename() == OutputLock::kFile; };
+  if (fs::is_directory(output) && std::all_of(fs::directory_iterator(output), fs::directory_iterator(), is_lock)) {
+    return;
+  }
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = "an output folder that does not exist yet, or is empty",
                .got = output.string(),
@@ -108,27 +119,53 @@ ModelFlags source_of(const TrainFlags& flags, const TrainingArguments& arguments
   return source;
 }
 
-// A new adapter, or the one that came with the model; without either the whole model is trained.
-void add_new_adapter(CausalLM& model, const TrainFlags& flags, const TrainingArguments& arguments) {
-  if (flags.lora_file.empty()) return;
-  LoraConfig config = LoraConfig::read(flags.lora_file);
-  if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = flags.model.model;
-  model.add_adapter(config, static_cast<uint64_t>(arguments.seed));
+// config.json; none for a GGUF file, which has its own form of it.
+std::optional<Json> config_json_of(const ModelFlags& source) {
+  if (gguf_path(source)) return std::nullopt;
+  return Json::read(fs::path(source.model) / "config.json");
 }
 
-// 0, which checks nothing, for a GGUF file: it has no config.json.
-int64_t vocab_size_of(const ModelFlags& source) {
-  if (gguf_path(source)) return 0;
-  return Json::read(fs::path(source.model) / "config.json").get<int64_t>("vocab_size", 0);
+// The new adapter's settings, before data are read for it: without weights, its names are compared with the model's.
+// None where the adapter came with the model, or the whole model is trained.
+std::optional<LoraConfig> new_adapter(const TrainFlags& flags, const ModelFlags& source) {
+  if (!source.adapter.empty()) LoraAdapter::read(source.adapter).config();
+  if (flags.lora_file.empty()) return std::nullopt;
+  LoraConfig config = LoraConfig::read(flags.lora_file);
+  if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = flags.model.model;
+  if (const auto json = config_json_of(source)) {
+    LoraAdapter::check_names(*AutoModelForCausalLM::from_config(*json), config);
+  }
+  return config;
+}
+
+// transformers computes beyond them without a word.
+void warn_of_positions(const CausalLM& model, const std::string& name, const TrainFile& file) {
+  const int64_t positions = serve::max_positions(model);
+  if (positions == 0 || file.longest <= positions) return;
+  log_warning(name, " has examples of up to ", file.longest, " tokens, and the model has ", positions,
+              " positions (max_position_embeddings): those beyond it are new to it. --max-length ", positions,
+              " stays within");
 }
 
 TrainFileOptions file_options(const TrainFlags& flags, const ModelFlags& source, const Tokenizer& tokenizer) {
+  const auto config = config_json_of(source);
   const SpecialIds& special = tokenizer.special_ids();
   return {.max_length = flags.max_length,
           .chat = find_chat_template(source),
           .pad_id = special.pad.value_or(special.eos.value_or(0)),
           .packing = flags.packing ? packing_from(flags.packing_strategy) : Packing::kNone,
-          .vocab_size = vocab_size_of(source)};
+          .vocab_size = config ? config->get<int64_t>("vocab_size", 0) : 0};  // 0: ids of a .bin are not checked
+}
+
+// A batch of the longest examples is what takes most.
+MemoryEstimate estimated(CausalLM& model, const AdamW& optimizer, const TrainingArguments& arguments,
+                         const TrainFile& file, int64_t max_length) {
+  const int64_t batch = std::min(arguments.per_device_train_batch_size, file.dataset->size());
+  // A batch of packed rows is one row, in which attention sees the examples apart.
+  const int64_t rows = file.packed > 0 ? (batch * max_length + file.longest - 1) / file.longest : batch;
+  model.train();
+  return estimate_memory(model, optimizer,
+                         {.rows = rows, .length = file.longest, .forwards = arguments.gradient_accumulation_steps});
 }
 
 // Of ranks only the first one prints.
@@ -172,20 +209,33 @@ void train(const TrainFlags& flags) {
   const TrainingArguments arguments = arguments_of(flags);
   const fs::path output = arguments.output_dir;
   const bool first = is_first_rank();
-  if (first && !may_go_on(arguments)) check_free(output);  // before anything is read
+  const auto check_output = [&] {
+    if (first && !may_go_on(arguments)) check_free(output);
+  };
+  check_output();  // before anything is read
+  const auto lock = first ? OutputLock::take(output) : nullptr;
+  check_output();  // a run may have ended meanwhile
   const ModelFlags source = source_of(flags, arguments);
+  const auto lora = new_adapter(flags, source);
   const TrainData data = read_data(flags, source);
   const auto model = load_model(source, flags.kernels);
-  add_new_adapter(*model, flags, arguments);
-  TrainerParts parts{.eval_dataset = data.held_out.dataset, .callbacks = {std::make_shared<StopOnSignal>()}};
-  if (first && !arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
+  if (first) warn_of_positions(*model, flags.train_file, data.train);
+  if (first) warn_of_positions(*model, flags.eval_file, data.held_out);
+  if (lora) model->add_adapter(*lora, static_cast<uint64_t>(arguments.seed));
+  const auto optimizer = make_optimizer(*model, arguments);
   std::optional<StepCheck> step_check;
+  TrainerParts parts{.eval_dataset = data.held_out.dataset, .optimizer = optimizer};
+  parts.callbacks.push_back(std::make_shared<StopOnSignal>());
+  if (first && !arguments.disable_tqdm.value_or(false)) parts.callbacks.push_back(std::make_shared<PrintProgress>());
   parts.check_step = flags.check_step;
   parts.on_step_check = [&](const StepCheck& check) {
     step_check = check;
     if (first) print_step_check(check);
   };
+  parts.lock = lock;
   Trainer trainer(model, arguments, data.train.dataset, std::move(parts));
+  const MemoryEstimate estimate = estimated(*model, *optimizer, arguments, data.train, flags.max_length);
+  if (first) std::fprintf(stderr, "memory, estimated: %s\n", estimate.str().c_str());
   const TrainOutput result = trainer.train();
   check_not_stopped(trainer);
   std::optional<EvalMetrics> evaluated;
@@ -196,6 +246,7 @@ void train(const TrainFlags& flags) {
   write_file(output / "training_arguments.json", to_json(arguments).dump(2) + "\n");
   print_result({.output = output,
                 .result = result,
+                .estimate = estimate,
                 .evaluated = evaluated,
                 .kernels = trainer.kernel_report(),
                 .step_check = step_check,
@@ -306,7 +357,8 @@ void add_train(CLI::App& app) {
           "differ")
       ->check(above_zero());
   verb->add_flag("--json", flags->json,
-                 "Print JSON: output_dir, metrics, eval, tokens_per_second, peak_memory, kernels");
+                 "Print JSON: output_dir, metrics, eval, tokens_per_second, flops_per_second, mfu,\npeak_memory, "
+                 "memory_estimate, kernels");
   add_argument_flags(*verb, flags->arguments);
   verb->callback([flags] { train_verb(*flags); });
 }

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <utility>
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/training/training_work.h"
 
 namespace hotswap {
 namespace {
@@ -41,7 +43,21 @@ void PrintProgress::on_log(const TrainerEvent& event, const nlohmann::json& entr
   for (const char* key : {"loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"}) {
     if (entry.contains(key)) line += cat("  ", key, " ", number(entry[key].get<double>()));
   }
+  const TrainingRates& rates = event.rates;
+  if (entry.contains("loss")) {
+    line +=
+        cat("  ", number(rates.tokens_per_second), " tokens/s  ", number(rates.flops_per_second / 1e12), " TFLOP/s");
+    if (rates.mfu) line += cat("  MFU ", number(100 * *rates.mfu), "%");
+    line += cat("  peak ", number(static_cast<double>(rates.peak_memory) / 1e9), " GB");
+  }
   std::fprintf(stderr, "%s  %.1f s\n", line.c_str(), seconds);
+}
+
+void PrintProgress::on_step_end(const TrainerEvent& event) {
+  if (std::exchange(stepped_, true)) return;
+  std::fprintf(stderr, "memory: peak %s GB %s after the first update\n",
+               number(static_cast<double>(peak_device_memory(event.model.device())) / 1e9).c_str(),
+               event.model.device().is_cuda() ? "of tensors" : "of the process");
 }
 
 void PrintProgress::on_save(const TrainerEvent& event) {
@@ -67,7 +83,17 @@ void print_result(const TrainResult& r) {
                    {"metrics", r.result.metrics},
                    {"eval", r.evaluated ? OutJson(r.evaluated->to_json()) : OutJson(nullptr)},
                    {"tokens_per_second", r.result.train_tokens_per_second()},
+                   {"flops_per_second", r.result.train_flops_per_second()},
+                   {"mfu", r.result.device_flops ? OutJson(r.result.train_flops_per_second() / *r.result.device_flops)
+                                                 : OutJson(nullptr)},
                    {"peak_memory", r.result.peak_memory},
+                   {"memory_estimate",
+                    {{"weights", r.estimate.weights},
+                     {"gradients", r.estimate.gradients},
+                     {"optimizer", r.estimate.optimizer},
+                     {"activations", r.estimate.activations},
+                     {"loss", r.estimate.head},
+                     {"at_once", r.estimate.total()}}},
                    {"kernels", kernels_json(r.kernels)}};
     if (r.step_check) out["check_step"] = r.step_check->to_json();
     std::printf("%s\n", out.dump(2).c_str());

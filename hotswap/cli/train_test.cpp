@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "hotswap/cli/test_program.h"
+#include "hotswap/training/output_lock.h"
 
 namespace hotswap {
 namespace {
@@ -26,7 +27,8 @@ TEST_F(Train, ArgumentsFromFileAndFlags) {
   const auto json = run_json(call("--arguments " + file("args.json").string() +
                                   " --learning_rate 1e-3 --weight-decay 0.1 --use-liger-kernel --eval-file " + data() +
                                   " --liger_kernel_config '{\"rope\": false}' --json"));
-  EXPECT_EQ(keys(json), (Keys{"output_dir", "metrics", "eval", "tokens_per_second", "peak_memory", "kernels"}));
+  EXPECT_EQ(keys(json), (Keys{"output_dir", "metrics", "eval", "tokens_per_second", "flops_per_second", "mfu",
+                              "peak_memory", "memory_estimate", "kernels"}));
   EXPECT_GT(json["eval"]["eval_loss"], 0);
   std::set<std::string> bound;
   for (const auto& row : json["kernels"]) {
@@ -69,7 +71,8 @@ TEST_F(Train, ChecksAStep) {
 TEST_F(Train, PrintsProgress) {
   const Outcome outcome = run(call("--max-steps 2 --logging-steps 1 --save-strategy no --use-kernels"));
   ASSERT_EQ(outcome.status, 0) << outcome.err;
-  for (const char* part : {"license.txt: ", " examples", "2 updates", "1/2  loss ", "2/2  loss "}) {
+  for (const char* part : {"license.txt: ", " examples", "2 updates", "1/2  loss ", "2/2  loss ",
+                           "memory, estimated: weights ", "memory: peak ", " tokens/s  ", " TFLOP/s  peak "}) {
     EXPECT_NE(outcome.err.find(part), std::string::npos) << part << "\n" << outcome.err;
   }
   for (const char* part : {"kernels: ", "2 updates, loss ", "tokens/s"}) {
@@ -147,6 +150,32 @@ TEST_F(Train, PacksExamplesAndReadsTokenFiles) {
   const Outcome wrong = run("train " + model() + rest + file("a.bin").string() + " --packing");
   EXPECT_NE(wrong.status, 0);
   expect_has(wrong.err, {"examples to pack", "a.bin"});
+}
+
+// Another run writes there: neither a new one nor one that resumes begins, before the model is read.
+TEST_F(Train, TwoRunsDoNotShareAFolder) {
+  const auto lock = OutputLock::take(file("out"));
+  for (const char* further : {"--max-steps 1", "--max-steps 1 --resume_from_checkpoint true"}) {
+    const Outcome outcome = run(call(further));
+    EXPECT_EQ(outcome.status, 75) << outcome.err;
+    expect_has(outcome.err, {"no other run", out(), "process " + std::to_string(getpid())});
+  }
+}
+
+// transformers runs beyond max_position_embeddings without a word.
+TEST_F(Train, ExamplesBeyondTheModelsPositionsAreAWarning) {
+  const auto config = nlohmann::json::parse(read_file(tiny_model() / "config.json"));
+  const auto positions = config["max_position_embeddings"].get<int64_t>();
+  const auto trained = [&](int64_t length) {
+    fs::remove_all(file("out"));
+    const Outcome outcome =
+        run("train " + model() + " --train-file " + data() + " --output-dir " + out() +
+            " --max-steps 1 --per-device-train-batch-size 1 --save-strategy no --max-length " + std::to_string(length));
+    EXPECT_EQ(outcome.status, 0) << outcome.err;
+    return outcome.err;
+  };
+  expect_has(trained(positions + 8), {"license.txt", std::to_string(positions) + " positions", "--max-length"});
+  EXPECT_EQ(trained(positions).find("positions"), std::string::npos);
 }
 
 // A loss that is no number ends the run; what was saved before is whole.

@@ -53,31 +53,51 @@ const KvPool::Entry& KvPool::at(int64_t sequence) const {
 
 KvPool::Entry& KvPool::at(int64_t sequence) { return const_cast<Entry&>(std::as_const(*this).at(sequence)); }
 
-int64_t KvPool::acquire() {
+// Companies follow one another in order: of each later one the first row becomes its last.
+int64_t KvPool::acquire(int64_t company) {
   require_pool(free_sequences() > 0, ErrorKind::kUnavailable,
                cat("at most ", options_.max_sequences, " sequences in the pool"), "one more",
                "release() one, or make the pool with more max_sequences");
-  Entry fresh{.row = static_cast<int64_t>(order_.size())};
-  if (one_page_each()) fresh.pages = {static_cast<int32_t>(fresh.row)};
-  clear_states(fresh.row);
+  auto gap = static_cast<int64_t>(order_.size());
   order_.push_back(next_id_);
+  while (gap > 0 && entries_.at(order_[gap - 1]).company > company) {
+    const int64_t moved = entries_.at(order_[gap - 1]).company;
+    int64_t first = gap - 1;
+    while (first > 0 && entries_.at(order_[first - 1]).company == moved) --first;
+    move_to(gap, entries_.at(order_[first]));
+    gap = first;
+  }
+  Entry fresh{.row = gap, .company = company};
+  if (one_page_each()) fresh.pages = {static_cast<int32_t>(gap)};
+  clear_states(gap);
+  order_[gap] = next_id_;
   entries_.emplace(next_id_, std::move(fresh));
   return next_id_++;
 }
 
-// The last row moves into the gap.
+// The last row of its company moves into the gap, then that of each later one into the gap that this leaves.
 void KvPool::release(int64_t sequence) {
   const Entry gone = at(sequence);
   if (!one_page_each()) free_pages_.insert(gone.pages.begin(), gone.pages.end());
+  const auto count = static_cast<int64_t>(order_.size());
+  int64_t gap = gone.row, company = gone.company;
+  while (true) {
+    int64_t last = gap;
+    while (last + 1 < count && entries_.at(order_[last + 1]).company == company) ++last;
+    if (last != gap) move_to(gap, entries_.at(order_[last]));
+    gap = last;
+    if (gap + 1 == count) break;
+    company = entries_.at(order_[gap + 1]).company;
+  }
   entries_.erase(sequence);
-  const int64_t last = order_.back();
   order_.pop_back();
-  if (last == sequence) return;
-  Entry& moved = entries_.at(last);
-  move_row(moved.row, gone.row, moved.length);
-  moved.row = gone.row;
-  if (one_page_each()) moved.pages = {static_cast<int32_t>(gone.row)};
-  order_[gone.row] = last;
+}
+
+void KvPool::move_to(int64_t row, Entry& entry) {
+  move_row(entry.row, row, entry.length);
+  order_[row] = order_[entry.row];
+  entry.row = row;
+  if (one_page_each()) entry.pages = {static_cast<int32_t>(row)};
 }
 
 void KvPool::move_row(int64_t from, int64_t to, int64_t tokens) {

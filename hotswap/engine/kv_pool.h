@@ -34,7 +34,8 @@ struct StepRow {
   int64_t sequence;
   std::vector<int64_t> tokens;  // at least one
   int64_t whole = 0;            // tokens of the text that they are a chunk of, from its beginning; 0: no chunk
-  int64_t drawn = -1;  // not -1: the one token is this element of those drawn on the device, and no number here
+  int64_t drawn = -1;    // not -1: the one token is this element of those drawn on the device, and no number here
+  int64_t adapter = -1;  // see ForwardArguments::row_adapters
 };
 
 // Keys and values of some tokens of one layer, [tokens, kv_heads, head_dim] each; undefined where it has none.
@@ -52,10 +53,11 @@ class KvPool {
   // Error where the options contradict each other.
   KvPool(at::Device device, const KvPoolOptions& options);
 
-  int64_t acquire();  // an empty sequence's id. Error where max_sequences are there
+  // An empty sequence's id. Error where max_sequences are there. Sequences of one company have rows side by side.
+  int64_t acquire(int64_t company = 0);
   void release(int64_t sequence);
   int64_t length(int64_t sequence) const { return at(sequence).length; }
-  int64_t row(int64_t sequence) const { return at(sequence).row; }  // rows have no gaps: release() moves the last one
+  int64_t row(int64_t sequence) const { return at(sequence).row; }  // rows have no gaps: release() moves others there
   int64_t pages_for(int64_t tokens) const;  // of a sequence of that length; 0 without a page_size
   // Whether reserve() finds room.
   bool can_reserve(int64_t sequence, int64_t tokens) const;
@@ -85,6 +87,7 @@ class KvPool {
   struct Entry {
     int64_t row = 0;  // of recurrent states, and the page where there is one a sequence
     int64_t length = 0;
+    int64_t company = 0;
     std::vector<int32_t> pages;
   };
   struct Layer {
@@ -94,6 +97,7 @@ class KvPool {
   const Entry& at(int64_t sequence) const;
   Entry& at(int64_t sequence);
   void grow(int64_t tokens);
+  void move_to(int64_t row, Entry& entry);
   void move_row(int64_t from, int64_t to, int64_t tokens);
   void clear_states(int64_t row);
   Layer& layer(int64_t index);

@@ -68,6 +68,7 @@ KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn) : p
   batch_.block_table = to_device(table, at::kInt, device).view({count, -1});
   batch_.state_slots = to_device(slots, at::kLong, device);
   batch_.new_tokens = added;
+  for (const StepRow& row : rows_) batch_.row_adapters.push_back(row.adapter);
   const auto [least, most] = std::minmax_element(batch_.lengths.begin(), batch_.lengths.end());
   batch_.kv_len_bucket = *most;
   batch_.one_length = *least == *most;

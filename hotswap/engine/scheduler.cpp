@@ -100,7 +100,13 @@ int64_t Scheduler::join(Sequence sequence) {
                  .got = cat(sequence.tokens.size(), " and ", sequence.stop.max_new_tokens, " new ones"),
                  .next = "set a smaller max_new_tokens, or a larger SchedulerOptions::max_tokens"});
   }
-  Entry entry{.prefill = sequence.prompt_length, .chain = {.salt = sequence.cache_salt}};
+  if (sequence.adapter >= static_cast<int64_t>(model_.row_adapters().size())) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("one of the model's ", model_.row_adapters().size(), " adapters of rows, from 0, or -1"),
+                 .got = cat(sequence.adapter),
+                 .next = "give what add_row_adapter() returned"});
+  }
+  Entry entry{.prefill = sequence.prompt_length, .chain = {.salt = cat(sequence.adapter, "\n", sequence.cache_salt)}};
   entry.sequence = std::move(sequence);
   entries_.emplace(next_id_, std::move(entry));
   waiting_.push_back(next_id_);
@@ -192,7 +198,7 @@ int64_t Scheduler::restorable(const Entry& entry) const {
 
 void Scheduler::begin(Entry& entry) {
   Sequence& s = entry.sequence;
-  entry.in_pool = pool_.acquire();
+  entry.in_pool = pool_.acquire(runner_.company_of(s.adapter));
   if (paged()) pool_.reserve(entry.in_pool, static_cast<int64_t>(s.tokens.size()));
   const bool first = !std::exchange(entry.began, true);
   if (!prefixes_) return;
@@ -270,12 +276,19 @@ StepRow Scheduler::next_row(int64_t id, const Launched& before) {
   const int64_t done = pool_.length(entry.in_pool), all = entry.length();
   if (entry.in_flight > 0) {
     const auto found = std::lower_bound(before.ids.begin(), before.ids.end(), id);
-    return {.sequence = entry.in_pool, .tokens = {0}, .whole = all, .drawn = found - before.ids.begin()};
+    return {.sequence = entry.in_pool,
+            .tokens = {0},
+            .whole = all,
+            .drawn = found - before.ids.begin(),
+            .adapter = entry.sequence.adapter};
   }
   const int64_t end = !replays_ ? all : done < entry.prefill ? entry.prefill : done + 1;
   int64_t count = end - done;
   if (options_.chunk > 0) count = std::min(count, options_.chunk);
-  return {.sequence = entry.in_pool, .tokens = {tokens.begin() + done, tokens.begin() + done + count}, .whole = end};
+  return {.sequence = entry.in_pool,
+          .tokens = {tokens.begin() + done, tokens.begin() + done + count},
+          .whole = end,
+          .adapter = entry.sequence.adapter};
 }
 
 // Whether all that is drawn for them is a function of what the device knows. One random draw of several rows from one

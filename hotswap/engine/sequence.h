@@ -32,7 +32,8 @@ struct Sequence {
   StopRules stop = {};
   // All tokens are run again once the sequence is this long, because its keys then need other frequencies; 0: never.
   int64_t restart_length = 0;
-  std::string cache_salt = {};  // it takes kept keys of sequences of the same salt only
+  std::string cache_salt = {};  // it takes kept keys of sequences of the same salt and adapter only
+  int64_t adapter = -1;         // see CausalLM::add_row_adapter
 
   // Kept by the scheduler.
   int64_t prompt_length = 0;

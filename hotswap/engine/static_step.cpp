@@ -38,8 +38,9 @@ std::optional<StaticStep::Shape> StaticStep::shape_for(const KvPool& pool, const
   int64_t keys = 0;  // an idle row's token is written after its last one
   for (int64_t row = 0; row < there; ++row) keys = std::max(keys, pool.length(pool.order_[row]) + 1);
   if (keys > pool.slab_tokens_) return std::nullopt;
-  if (whole) return Shape{count, pool.slab_tokens_};
-  return Shape{count, std::min(power_of_two(std::max(keys, kFirstKeys)), pool.slab_tokens_)};
+  const int64_t adapter = rows.front().adapter;
+  if (whole) return Shape{count, pool.slab_tokens_, adapter};
+  return Shape{count, std::min(power_of_two(std::max(keys, kFirstKeys)), pool.slab_tokens_), adapter};
 }
 
 StaticStep::StaticStep(KvPool& pool, Shape shape) : pool_(pool), shape_(shape) {
@@ -50,6 +51,7 @@ StaticStep::StaticStep(KvPool& pool, Shape shape) : pool_(pool), shape_(shape) {
   batch_.query_start = at::arange(shape.rows + 1, ints.dtype(at::kInt));
   batch_.state_slots = at::arange(shape.rows, ints.dtype(at::kLong));
   batch_.lengths.assign(shape.rows, shape.keys);
+  batch_.row_adapters.assign(shape.rows, shape.adapter);
   batch_.new_tokens = 1;
   batch_.kv_len_bucket = shape.keys;
   batch_.first_row = batch_.first_page = 0;

@@ -14,11 +14,13 @@ namespace hotswap {
 class StaticStep : public StepMemory {
  public:
   struct Shape {
-    int64_t rows;  // the pool's first ones
-    int64_t keys;  // of each that kernels read
+    int64_t rows;          // the pool's first ones
+    int64_t keys;          // of each that kernels read
+    int64_t adapter = -1;  // of all rows
     auto operator<=>(const Shape&) const = default;
   };
-  // The smallest of few shapes that serves a step of these rows; none where the pool has pages, a row has more than one
+  // The smallest of few shapes that serves a step of these rows, which have one adapter or none; none where the pool
+  // has pages, a row has more than one
   // new token or none before it, or a sequence that is not in the step has a recurrent state, which would move on.
   // `whole`: the shape of all rows and keys that the pool has room for, or none.
   static std::optional<Shape> shape_for(const KvPool& pool, const std::vector<StepRow>& rows, bool whole = false);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "hotswap/base/log.h"
@@ -18,7 +19,8 @@ namespace hotswap {
 namespace {
 
 Tensor last_logits(CausalLM& model, const StepBatch& batch, StepMemory& memory) {
-  return model({.step = &batch, .memory = &memory, .logits_to_keep = 1}).logits.select(1, 0);  // [batch, vocab]
+  return model({.step = &batch, .memory = &memory, .logits_to_keep = 1, .row_adapters = batch.row_adapters})
+      .logits.select(1, 0);  // [batch, vocab]
 }
 
 // Neighbours: where a row between them is left out, layers see scattered rows and may run other kernels.
@@ -43,21 +45,27 @@ StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups, bool
   if (auto why = why_not_capturable(model)) why_not_ = std::move(*why);
 }
 
+int64_t StepRunner::company_of(int64_t adapter) const {
+  return pool_.device().is_cpu() ? std::min<int64_t>(adapter + 1, 1) : adapter + 1;
+}
+
 int64_t StepRunner::captured_shapes() const {
   return std::count_if(captured_.begin(), captured_.end(), [](const auto& entry) { return entry.second.recorded; });
 }
 
 // Indices of rows, those of each forward.
 std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<StepRow>& rows) const {
-  std::map<std::pair<size_t, bool>, std::vector<int64_t>> forms;  // (new tokens, first ones) -> rows
+  using Form = std::tuple<size_t, bool, int64_t>;  // new tokens, whether they are first ones, company
+  std::map<Form, std::vector<int64_t>> forms;
   for (size_t i = 0; i < rows.size(); ++i) {
-    forms[{rows[i].tokens.size(), pool_.length(rows[i].sequence) == 0}].push_back(static_cast<int64_t>(i));
+    const Form form{rows[i].tokens.size(), pool_.length(rows[i].sequence) == 0, company_of(rows[i].adapter)};
+    forms[form].push_back(static_cast<int64_t>(i));
   }
   const auto pool_row = [&](int64_t i) { return pool_.row(rows[i].sequence); };
   std::vector<std::vector<int64_t>> forwards;
   for (auto& [form, members] : forms) {
     std::sort(members.begin(), members.end(), [&](int64_t a, int64_t b) { return pool_row(a) < pool_row(b); });
-    const bool decodes = form.first == 1 && !form.second;
+    const bool decodes = std::get<0>(form) == 1 && !std::get<1>(form);
     const int64_t max_rows = decodes ? groups_.decode_rows : groups_.single_prompts ? 1 : 0;
     if (max_rows == 0) {
       forwards.push_back(std::move(members));

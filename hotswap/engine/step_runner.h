@@ -1,6 +1,7 @@
 // Runs a step of sequences through a model. Rows that differ in form go through the model one after another: those with
 // one new token in one forward, and those with equally many new tokens at the same beginning; a chunk of a prompt is a
 // forward of its own. Weights are then read again, and each form keeps the kernels and the bits of a batch of its own.
+// So do rows without an adapter beside rows with one, which kernels of whole layers do not take.
 //
 // On a GPU, where a sequence's memory is one page, steps of one new token a row are captured in CUDA graphs, one for
 // each of few shapes (static_step.h): sequences join and leave without a new one. The model's layers, weights and
@@ -34,6 +35,10 @@ class StepRunner {
   // The tokens of all rows are in the pool afterwards. drawn: as KvStep's. -> logits after each row's last token,
   // [rows, vocab]; the next call may write over them. Waits for the device only where a model's layer does.
   Tensor run(std::vector<StepRow> rows, const Tensor& drawn = {});
+
+  // Which rows share a forward, of the pool's acquire(): on a CPU those of all adapters, on a GPU, where it may be
+  // captured, those of one.
+  int64_t company_of(int64_t adapter) const;
 
   int64_t captured_shapes() const;
   int64_t replays() const { return replays_; }

@@ -240,7 +240,7 @@ class Planner {
     row.package_layer = kernel->layer;
     row.version = kernel->manifest.version;
     row.digest = kernel->manifest.digest;
-    std::vector<std::string> notes = {kernel->note, serves, mapped_elsewhere(layer, kind)};
+    std::vector<std::string> notes = {kernel->note, serves, site.slot->passes_by(), mapped_elsewhere(layer, kind)};
     std::erase(notes, "");
     row.reason = join(notes, "; ");
     decision.kernel = &bound;
@@ -357,18 +357,19 @@ void check_strict(const KernelReport& report) {
                .next = "map these layers to kernels, or to \"\" to keep them stock on purpose, or drop strict"});
 }
 
-}  // namespace
+// What is decided before anything is bound.
+struct Plan {
+  std::vector<Site> sites;
+  std::vector<Decision> decisions;  // of each
+  KernelReport report;
+};
 
-KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options) {
-  HubKernels hub(options.allow_all_kernels, options.project);
-  return kernelize(model, mode, options, hub);
-}
-
-KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub) {
+Plan planned(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub) {
   modes_that_serve(mode);
-  const auto sites = sites_of(model);
+  Plan plan{.sites = sites_of(model)};
+  const auto& sites = plan.sites;
+  auto& decisions = plan.decisions;
   check_keys(options.config, sites);
-  std::vector<Decision> decisions;
   if (const std::string off = switched_off(); !off.empty()) {
     for (const Site& site : sites) {
       decisions.push_back({Planner::row_for(site, mode), nullptr});
@@ -378,19 +379,36 @@ KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, H
     Planner planner(mode, options.config, hub);
     for (const Site& site : sites) decisions.push_back(planner.decide(site));
   }
-  KernelReport report;
-  for (const Decision& decision : decisions) report.rows.push_back(decision.row);
-  for (KernelRow& row : rows_of_unmet_entries(options.config, sites, mode)) report.rows.push_back(std::move(row));
-  if (options.strict) check_strict(report);
-  for (size_t i = 0; i < sites.size(); ++i) {
-    sites[i].slot->unbind();
-    const PackageLayer* kernel = decisions[i].kernel;
+  for (const Decision& decision : decisions) plan.report.rows.push_back(decision.row);
+  for (KernelRow& row : rows_of_unmet_entries(options.config, sites, mode)) plan.report.rows.push_back(std::move(row));
+  if (options.strict) check_strict(plan.report);
+  return plan;
+}
+
+}  // namespace
+
+KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options) {
+  HubKernels hub(options.allow_all_kernels, options.project);
+  return kernelize(model, mode, options, hub);
+}
+
+KernelReport plan_kernels(Module& model, Mode mode, const KernelOptions& options) {
+  HubKernels hub(options.allow_all_kernels, options.project);
+  return planned(model, mode, options, hub).report;
+}
+
+KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub) {
+  Plan plan = planned(model, mode, options, hub);
+  for (size_t i = 0; i < plan.sites.size(); ++i) {
+    SlotBase& slot = *plan.sites[i].slot;
+    slot.unbind();
+    const PackageLayer* kernel = plan.decisions[i].kernel;
     if (kernel == nullptr) continue;
-    kernel->contract().bind(*sites[i].slot, *kernel);
-    sites[i].slot->set_kernel_needs_host_sync(kernel->capabilities().needs_host_sync);
+    kernel->contract().bind(slot, *kernel);
+    slot.set_kernel_needs_host_sync(kernel->capabilities().needs_host_sync);
   }
-  log_info("kernelize ", mode.str(), ": ", report.bound(), " of ", report.rows.size(), " slots bound");
-  return report;
+  log_info("kernelize ", mode.str(), ": ", plan.report.bound(), " of ", plan.report.rows.size(), " slots bound");
+  return std::move(plan.report);
 }
 
 void unkernelize(Module& model) {

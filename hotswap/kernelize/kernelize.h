@@ -34,6 +34,8 @@ struct KernelOptions {
 class HubKernels;
 
 KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options = {});
+// What that would bind; nothing is.
+KernelReport plan_kernels(Module& model, Mode mode, const KernelOptions& options = {});
 // With the Hub's answers of an earlier call; allow_all_kernels and project are those that it was made with.
 KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options, HubKernels& hub);
 void unkernelize(Module& model);

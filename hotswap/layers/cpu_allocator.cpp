@@ -36,10 +36,18 @@ void* aligned_in(void* block) {
   std::memcpy(static_cast<char*>(data) - sizeof(void*), &block, sizeof(void*));
   return data;
 }
+// To what counts tensors' bytes on this thread, as torch's allocators report theirs.
+void report_block(void* data, void* block, int64_t sign) {
+  if (!c10::memoryProfilingEnabled()) return;
+  const auto bytes = sign * static_cast<int64_t>(malloc_usable_size(block));
+  c10::reportMemoryUsageToProfiler(data, bytes, 0, 0, c10::Device(c10::kCPU));
+}
+
 void release(void* data) {
   if (data == nullptr) return;
   void* block = nullptr;
   std::memcpy(&block, static_cast<char*>(data) - sizeof(void*), sizeof(void*));
+  report_block(data, block, -1);
   std::free(block);
 }
 
@@ -55,6 +63,7 @@ struct CompactAllocator final : c10::Allocator {
     }
     if (bytes >= kLarge) ask_for_huge_pages(block, bytes);
     void* data = aligned_in(block);
+    report_block(data, block, 1);
     return {data, data, &release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

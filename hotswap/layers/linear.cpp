@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/argmax.h>
+#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
@@ -53,12 +54,12 @@ Tensor Linear::forward(const Tensor& x) const {
   const std::optional<Tensor> with = bias.defined() ? std::optional(bias) : std::nullopt;
   if (adapts_in_one_node()) return frozen_product(x, {weight, with, &*adapter_, training()}).first;
   const Tensor y = product(x, with);
-  return adapter_ ? adapted(y, x, /*has_bias=*/true) : y;
+  return with_adapters(y, x, /*has_bias=*/true);
 }
 
 Tensor Linear::without_bias(const Tensor& x) const {
   const Tensor y = weight.encoded() ? product(x, std::nullopt) : at::matmul(x, weight.data.transpose(0, 1));
-  return adapter_ ? adapted(y, x, /*has_bias=*/false) : y;
+  return with_adapters(y, x, /*has_bias=*/false);
 }
 
 Tensor Linear::product(const Tensor& x, const std::optional<Tensor>& with) const {
@@ -77,14 +78,36 @@ bool Linear::adapts_in_one_node() const {
          (!forward_.bound() || forward_.claims("torch_products"));
 }
 
+static std::vector<int64_t> keys_of(const std::map<int64_t, Adapter>& adapters) {
+  std::vector<int64_t> keys;
+  for (const auto& [number, adapter] : adapters) keys.push_back(number);
+  return keys;
+}
+
+Tensor Linear::with_adapters(const Tensor& y, const Tensor& x, bool has_bias) const {
+  if (adapter_) return adapted(*adapter_, y, x, has_bias);
+  if (!adapts_rows()) return y;
+  return RowAdapters::apply(y, x, keys_of(row_adapters_), [&](int64_t index, const Tensor& own_y, const Tensor& own_x) {
+    return adapted(row_adapters_.at(index), own_y, own_x, has_bias);
+  });
+}
+
+// Of [rows, tokens, in] on a CPU each row is a product of its own, of as many sums in the same order whatever the
+// number of rows: its bits do not depend on them.
+static Tensor thin_product(const Tensor& x, const Tensor& weight, bool by_row) {
+  if (!by_row) return at::linear(x, weight);
+  return at::bmm(x, weight.t().unsqueeze(0).expand({x.size(0), weight.size(1), weight.size(0)}));
+}
+
 // In the wider of the two types, rounded once: adapters are float32 beside bfloat16 weights.
-Tensor Linear::adapted(const Tensor& y, const Tensor& x, bool has_bias) const {
-  const Adapter with = adapter_->magnitude.defined() ? adapter_->with_gain(weight) : *adapter_;
+Tensor Linear::adapted(const Adapter& adapter, const Tensor& y, const Tensor& x, bool has_bias) const {
+  const Adapter with = adapter.magnitude.defined() ? adapter.with_gain(weight) : adapter;
+  const bool by_row = adapts_rows() && x.dim() == 3 && x.device().is_cpu();
   const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), with.a.scalar_type());
   const bool drops = training() && with.dropout;
   const Tensor read = dropped(x.to(wide), with, drops);
-  const Tensor low = at::linear(read, with.a.to(wide));    // [..., rank]
-  const Tensor change = at::linear(low, with.b.to(wide));  // [..., out]
+  const Tensor low = thin_product(read, with.a.to(wide), by_row);    // [..., rank]
+  const Tensor change = thin_product(low, with.b.to(wide), by_row);  // [..., out]
   if (with.gain.defined() && drops) {  // as peft: what the gain adds to the base's product is of the dropped x, too
     const Tensor base = at::linear(read, weight.dequantised(wide)), gain = with.gain.to(wide);
     const Tensor scaled = at::add(at::mul(base, at::sub(gain, 1)), at::mul(change, gain), with.scale);
@@ -130,6 +153,11 @@ static Tensor replaced(const Tensor& old, const Tensor& fresh) {
 void Linear::set_adapter(std::optional<Adapter> adapter) {
   if (adapter) check_shapes(*adapter, weight.rows(), weight.columns());
   adapter_ = std::move(adapter);
+}
+
+void Linear::set_row_adapter(int64_t index, Adapter adapter) {
+  check_shapes(adapter, weight.rows(), weight.columns());
+  row_adapters_.insert_or_assign(index, adapter.with_gain(weight));
 }
 
 void Linear::check_merge() const {
@@ -251,26 +279,40 @@ FusedProducts fused_products(const std::vector<const Linear*>& layers, SlotNeeds
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {
   const Tensor y = rows_of(ids, dtype);
-  if (!adapter_) return y;
-  const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), adapter_->a.scalar_type());
-  const Tensor low = at::embedding(adapter_->a.t(), ids).to(wide);  // [..., rank]
-  return at::add(y.to(wide), at::linear(low, adapter_->b.to(wide)), adapter_->scale).to(y.scalar_type());
+  const auto adapted = [&](const Adapter& adapter, const Tensor& own_y, const Tensor& own_ids, bool by_row) {
+    const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), adapter.a.scalar_type());
+    const Tensor low = at::embedding(adapter.a.t(), own_ids).to(wide);  // [..., rank]
+    return at::add(own_y.to(wide), thin_product(low, adapter.b.to(wide), by_row), adapter.scale).to(y.scalar_type());
+  };
+  if (adapter_) return adapted(*adapter_, y, ids, /*by_row=*/false);
+  if (!adapts_rows()) return y;
+  return RowAdapters::apply(y, ids, keys_of(row_adapters_),
+                            [&](int64_t index, const Tensor& own_y, const Tensor& own_ids) {
+                              return adapted(row_adapters_.at(index), own_y, own_ids, y.device().is_cpu());
+                            });
+}
+
+Adapter Embedding::checked(Adapter adapter) const {
+  check_shapes(adapter, weight.columns(), weight.rows());
+  if (adapter.bias.defined() || adapter.is_dora()) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = "an adapter of an embedding without bias and magnitude",
+                 .got = adapter.is_dora() ? "a magnitude (DoRA)" : "a bias (lora_bias)",
+                 .next = "merge the adapter in Python: merge_and_unload() of peft"});
+  }
+  const bool trains = adapter.trains();
+  adapter.a = adapter.a.detach().t().contiguous().t();  // a row's elements side by side: they are looked up
+  adapter.a.set_requires_grad(trains);
+  return adapter;
 }
 
 void Embedding::set_adapter(std::optional<Adapter> adapter) {
-  if (adapter) {
-    check_shapes(*adapter, weight.columns(), weight.rows());
-    if (adapter->bias.defined() || adapter->is_dora()) {
-      throw Error({.kind = ErrorKind::kUnsupported,
-                   .wanted = "an adapter of an embedding without bias and magnitude",
-                   .got = adapter->is_dora() ? "a magnitude (DoRA)" : "a bias (lora_bias)",
-                   .next = "merge the adapter in Python: merge_and_unload() of peft"});
-    }
-    const bool trains = adapter->trains();
-    adapter->a = adapter->a.detach().t().contiguous().t();  // a row's elements side by side: they are looked up
-    adapter->a.set_requires_grad(trains);
-  }
+  if (adapter) adapter = checked(std::move(*adapter));
   adapter_ = std::move(adapter);
+}
+
+void Embedding::set_row_adapter(int64_t index, Adapter adapter) {
+  row_adapters_.insert_or_assign(index, checked(std::move(adapter)));
 }
 
 void Embedding::merge_adapter() {

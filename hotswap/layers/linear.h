@@ -2,11 +2,13 @@
 // business (weight.h): an encoded one has the slot PackedLinear instead of Linear, and no gradient.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "hotswap/layers/row_adapters.h"
 #include "hotswap/layers/slot.h"
 #include "hotswap/layers/weight.h"
 
@@ -64,7 +66,7 @@ class Linear : public Module {
   bool bound() const { return forward_.bound() || packed_.bound(); }
 
   // May a fused op take data() and bias instead of this layer? A plain weight, all of it, and no adapter.
-  bool plain() const { return weight.plain() && !adapter_; }
+  bool plain() const { return weight.plain() && !adapter_ && !adapts_rows(); }
   // The same where the op takes encoded weights too (fused_products()).
   bool fuses() const { return !weight.shard && !adapter_; }
   const Tensor& data() const { return weight.data; }
@@ -77,6 +79,13 @@ class Linear : public Module {
   // Error where its shapes are not this layer's; nullopt removes it.
   void set_adapter(std::optional<Adapter> adapter);
   const std::optional<Adapter>& adapter() const { return adapter_; }
+  // Beside those of other rows: forward() computes with it in the rows that have it (row_adapters.h), and in others as
+  // without. It does not train.
+  void set_row_adapter(int64_t index, Adapter adapter);
+  bool has_row_adapters() const { return !row_adapters_.empty(); }
+  // Has it adapters of rows, in a forward that has such rows? A fused op may run if not. Whose adapters these are plays
+  // no part, so that a row's forward does not depend on the rows beside it.
+  bool adapts_rows() const { return has_row_adapters() && RowAdapters::any(); }
   // The adapter becomes a part of the weight and the bias, which are new tensors then. Error (check_merge) where the
   // weight is encoded or a shard, or where the adapter has a bias and this layer none.
   void merge_adapter();
@@ -89,19 +98,23 @@ class Linear : public Module {
   void on_tensors_changed() override;  // the slot of the weight's format
   void on_moved(at::Device device) override {
     if (adapter_) adapter_->to(device);
+    for (auto& [index, adapter] : row_adapters_) adapter.to(device);
   }
 
  private:
   Tensor product(const Tensor& x, const std::optional<Tensor>& with) const;  // by the weight, plus that bias
   friend class LinkedProjections;
-  bool adapts_in_one_node() const;                                        // frozen_product() makes all of forward()
-  Tensor adapted(const Tensor& y, const Tensor& x, bool has_bias) const;  // has_bias: y has this layer's bias in it
-  const SlotBase& slot() const {                                          // of the weight's format
+  bool adapts_in_one_node() const;  // frozen_product() makes all of forward()
+  // has_bias: y has this layer's bias in it
+  Tensor with_adapters(const Tensor& y, const Tensor& x, bool has_bias) const;
+  Tensor adapted(const Adapter& adapter, const Tensor& y, const Tensor& x, bool has_bias) const;
+  const SlotBase& slot() const {  // of the weight's format
     if (weight.encoded()) return packed_;
     return forward_;
   }
   Weight own_weight_;
   std::optional<Adapter> adapter_;
+  std::map<int64_t, Adapter> row_adapters_;  // by their number
 
  public:
   Weight& weight;
@@ -130,12 +143,14 @@ class Embedding : public Module {
   // [...] int64 -> [..., dim]; of an encoded table the rows that ids name are dequantised, to dtype
   Tensor forward(const Tensor& ids, at::ScalarType dtype) const;
   // May a fused op take data() instead of this layer? A plain weight, and no adapter.
-  bool plain() const { return weight.plain() && !adapter_; }
+  bool plain() const { return weight.plain() && !adapter_ && !adapts_rows(); }
   const Tensor& data() const { return weight.data; }
   void dequantise(at::ScalarType dtype);
   // As Linear's, of the table's transpose: a is [rank, rows], b [dim, rank]. No bias and no gain.
   void set_adapter(std::optional<Adapter> adapter);
   const std::optional<Adapter>& adapter() const { return adapter_; }
+  void set_row_adapter(int64_t index, Adapter adapter);
+  bool adapts_rows() const { return !row_adapters_.empty() && RowAdapters::any(); }
   void merge_adapter();
   void each_adapter_tensor(const std::function<void(const std::string& name, Tensor& tensor)>& visit);
   Weight weight;  // [rows, dim]
@@ -143,11 +158,14 @@ class Embedding : public Module {
  protected:
   void on_moved(at::Device device) override {
     if (adapter_) adapter_->to(device);
+    for (auto& [index, adapter] : row_adapters_) adapter.to(device);
   }
 
  private:
+  Adapter checked(Adapter adapter) const;                         // that of a table, laid out for look-ups
   Tensor rows_of(const Tensor& ids, at::ScalarType dtype) const;  // without the adapter
   std::optional<Adapter> adapter_;
+  std::map<int64_t, Adapter> row_adapters_;
 };
 
 }  // namespace hotswap

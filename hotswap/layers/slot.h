@@ -90,6 +90,9 @@ class SlotBase {
   Weights weights() const { return weights_(); }
   // Does what runs here wait for the device in the middle of a step? The stock forward where the layer says so, a
   // kernel where its package does.
+  // Which calls of the layer never come to the slot, for reports; empty: none.
+  void set_passes_by(std::string calls) { passes_by_ = std::move(calls); }
+  const std::string& passes_by() const { return passes_by_; }
   bool needs_host_sync() const { return bound() ? kernel_syncs_ : stock_syncs_; }
   void set_stock_needs_host_sync() { stock_syncs_ = true; }
   void set_kernel_needs_host_sync(bool syncs) { kernel_syncs_ = syncs; }  // after binding
@@ -100,6 +103,7 @@ class SlotBase {
  private:
   std::string layer_, contract_;
   SlotNeeds needs_;
+  std::string passes_by_;
   bool in_use_ = true;
   bool stock_syncs_ = false, kernel_syncs_ = false;
   std::vector<std::pair<std::string_view, std::any>> ops_;  // few: looked through

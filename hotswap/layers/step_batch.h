@@ -27,11 +27,12 @@ struct StepBatch {
   std::vector<int64_t> rope_for;  // [batch]: lengths for which frequencies of a rotary embedding are chosen, where they
                                   // depend on one: of a chunk its whole prompt's, else as `lengths`
   int64_t new_tokens = 0;         // of each row
-  int64_t kv_len_bucket = 0;      // kernels read keys [0, kv_len_bucket); no sequence is longer
-  bool from_start = false;        // no row has tokens before these
-  int64_t first_row = -1;         // state_slots are [first_row, first_row + batch), in order; -1: they are not
-  int64_t first_page = -1;        // each row has one page, [first_page, first_page + batch), in order; -1: not so
-  bool one_length = false;        // all rows have as many tokens
+  std::vector<int64_t> row_adapters;  // [batch]: ForwardArguments::row_adapters; or empty
+  int64_t kv_len_bucket = 0;          // kernels read keys [0, kv_len_bucket); no sequence is longer
+  bool from_start = false;            // no row has tokens before these
+  int64_t first_row = -1;             // state_slots are [first_row, first_row + batch), in order; -1: they are not
+  int64_t first_page = -1;            // each row has one page, [first_page, first_page + batch), in order; -1: not so
+  bool one_length = false;            // all rows have as many tokens
   // Of static shape: which tokens each row has only the device knows, by `positions`. `lengths` are no more than
   // as many as there are rows, seq_lens and block_table are undefined, and keys are rows, [batch, kv_len_bucket, ...].
   bool is_static = false;

@@ -62,8 +62,11 @@ void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options
       !model.has_encoded_weights())
     return;
   kernels.strict = false;
-  model.kernelize(Mode::INFERENCE, std::move(kernels));
-  model.unpack(/*without_kernel_only=*/true);
+  std::set<std::string> without;
+  for (const KernelRow& row : plan_kernels(model, Mode::INFERENCE, kernels).rows) {
+    if (row.layer == "PackedLinear" && !row.package) without.insert(row.name);
+  }
+  model.unpack_before_kernels(without);
 }
 
 void finish(CausalLM& model, const PretrainedOptions& options) {
@@ -125,6 +128,31 @@ std::set<std::string> projections_of(CausalLM& model) {
   return names;
 }
 
+// Those that the options name: one of all rows, or those of single rows.
+class Adapters {
+ public:
+  explicit Adapters(const PretrainedOptions& options) : trains_(options.is_trainable) {
+    if (!options.adapter.empty()) of_all_ = LoraAdapter::read(options.adapter);
+    for (const auto& name : options.row_adapters) of_rows_.push_back(LoraAdapter::read(name));
+  }
+  // One may change one of the two: they begin as one tensor under two names.
+  bool change_embedding_or_head(const CausalLM& model) const {
+    return (of_all_ && of_all_->changes_embedding_or_head(model)) ||
+           std::any_of(of_rows_.begin(), of_rows_.end(),
+                       [&](const LoraAdapter& adapter) { return adapter.changes_embedding_or_head(model); });
+  }
+  void load_into(CausalLM& model, bool untied) const {
+    if (of_all_ || !of_rows_.empty()) model.eval();
+    if (of_all_) model.load_adapter(*of_all_, {.untied = untied, .trains = trains_});
+    for (const LoraAdapter& adapter : of_rows_) model.add_row_adapter(adapter, {.untied = untied});
+  }
+
+ private:
+  bool trains_;
+  std::optional<LoraAdapter> of_all_;
+  std::vector<LoraAdapter> of_rows_;
+};
+
 // Older models have them in their config.json.
 GenerationConfig generation_config_of(const std::filesystem::path& folder, const Json& model,
                                       const ModelConfig& config) {
@@ -178,10 +206,8 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   }
   const bool tied = model->config().tie_word_embeddings;
   if (tied) load.tied = {{kHeadWeight, kEmbeddingWeight}};
-  std::optional<LoraAdapter> adapter;
-  if (!options.adapter.empty()) adapter = LoraAdapter::read(options.adapter);
-  // It may change one of the two: they begin as one tensor under two names.
-  const bool untied = tied && adapter && adapter->changes_embedding_or_head(*model);
+  const Adapters adapters(options);
+  const bool untied = tied && adapters.change_embedding_or_head(*model);
   if (untied) {
     model = from_config(without_tied_embeddings(config));
     model->set_attn_implementation(attention_of(*model, options));
@@ -196,10 +222,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   const auto source = std::filesystem::is_directory(folder) ? folder : folder.parent_path();
   model->set_source(source);
   model->set_generation_config(generation_config_of(source, config, model->config()));
-  if (adapter) {
-    model->eval();
-    model->load_adapter(*adapter, {.untied = untied, .trains = options.is_trainable});
-  }
+  adapters.load_into(*model, untied);
   finish(*model, options);
   return model;
 }
@@ -213,10 +236,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesyste
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);
   model->requires_grad(true);
   model->init_weights(0, dtype.value_or(at::kFloat), device_named(options.device_map));
-  if (!options.adapter.empty()) {
-    model->eval();
-    model->load_adapter(options.adapter, "main", options.is_trainable);
-  }
+  Adapters(options).load_into(*model, /*untied=*/false);
   finish(*model, options);
   return model;
 }

@@ -35,6 +35,8 @@ struct PretrainedOptions {
   bool few_rows = false;               // what it will generate is one sequence, or a few
   std::string revision = "main";       // branch, tag or commit of a model of the Hub
   std::filesystem::path adapter = {};  // a LoRA adapter of peft: its folder, or org/name (CausalLM::load_adapter)
+  // Adapters that rows of a batch may have, instead: their indices are those of this list (CausalLM::add_row_adapter).
+  std::vector<std::filesystem::path> row_adapters = {};
   BitsAndBytesConfig quantization_config = {};  // load_in_4bit: weights of projections become NF4, and stay so
   bool is_trainable = false;  // the adapter: train() trains it, and the model's own tensors do not learn
 };

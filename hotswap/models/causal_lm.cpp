@@ -76,15 +76,24 @@ bool CausalLM::has_encoded_weights() {
   return found;
 }
 
-void CausalLM::unpack(bool without_kernel_only) {
+void CausalLM::unpack() {
   const at::ScalarType dtype = this->dtype();
   each_module([&](const std::string&, Module& part) {
-    auto* linear = dynamic_cast<Linear*>(&part);
-    if (linear != nullptr && !(without_kernel_only && linear->bound())) linear->dequantise(dtype);
+    if (auto* linear = dynamic_cast<Linear*>(&part)) linear->dequantise(dtype);
   });
-  if (!without_kernel_only) parts_->trunk.embed_tokens.dequantise(dtype);
+  parts_->trunk.embed_tokens.dequantise(dtype);
   tensors_changed();
   bind_again();
+}
+
+void CausalLM::unpack_before_kernels(const std::set<std::string>& modules) {
+  if (modules.empty()) return;
+  const at::ScalarType dtype = this->dtype();
+  each_module([&](const std::string& name, Module& part) {
+    auto* linear = dynamic_cast<Linear*>(&part);
+    if (linear != nullptr && modules.contains(name)) linear->dequantise(dtype);
+  });
+  tensors_changed();
 }
 
 // After what layers need of a kernel may have changed.
@@ -232,6 +241,8 @@ bool CausalLM::is_gradient_checkpointing() const { return parts_->trunk.checkpoi
 
 CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const c10::DeviceGuard current(device());  // packages of others may launch on whichever GPU is current
+  check_row_adapters(a);
+  const RowAdapters of_rows(a.row_adapters);
   CausalLMOutput out;
   const bool keeps_router_logits = a.output_router_logits.value_or(parts_->config.mixture.output_router_logits);
   // [batch, time, hidden_size]

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct ForwardArguments {
   std::optional<bool> need_logits = std::nullopt;  // unset: not when training with labels, so that the loss may fuse
   int64_t logits_to_keep = 0;                      // of the last so many positions only; 0: all
   std::optional<double> num_items_in_batch = std::nullopt;  // divides the loss instead of this batch's label count
+  // Of each row, the number of its adapter (add_row_adapter), -1 for none; empty: no row has one. Inference only.
+  std::vector<int64_t> row_adapters = {};
   // Of mixtures of experts: unset, as the config says. The loss then has the auxiliary one in it.
   std::optional<bool> output_router_logits = std::nullopt;
 };
@@ -52,6 +55,12 @@ struct CausalLMOutput {
 class AppliedLora;
 class LoraAdapter;
 struct LoraUse;
+
+// An adapter of rows, as add_row_adapter() took it.
+struct RowAdapterInfo {
+  std::string name;   // its folder's
+  int64_t bytes = 0;  // of its tensors
+};
 
 class CausalLM : public Module {
  public:
@@ -96,9 +105,11 @@ class CausalLM : public Module {
   at::Device device() const;
   at::ScalarType dtype() const;
   // Weights that keep their file's format (layers/weight.h): nothing trains them. unpack(): plain ones in dtype() from
-  // now on, only those of layers that have no kernel, or all; kernels are bound again.
+  // now on; kernels are bound again.
   bool has_encoded_weights();
-  void unpack(bool without_kernel_only = false);
+  void unpack();
+  // Those of the modules of these names, before kernels are bound.
+  void unpack_before_kernels(const std::set<std::string>& modules);
   // "sdpa", "eager", "" for that of the two which the model's layers ask for, or a kernel as
   // org/repo[@revision][:layer] (attn_implementation.h), which is bound as those of the mapping are: kernel_report()
   // says whether, unkernelize() puts the stock forward back. `options`, where nothing else is kernelized. Before there
@@ -122,6 +133,11 @@ class CausalLM : public Module {
   // The adapter becomes a part of the weights: save_pretrained() writes them. Encoded ones are unpacked first.
   void merge_and_unload();
   const std::string& adapter_name() const { return adapter_name_; }  // its folder's; empty: none is loaded
+  // Adapters that rows of one batch may have, each its own or none: ForwardArguments::row_adapters has the indices that
+  // this returns, from 0. Instead of load_adapter(). Kernels of whole layers run for rows without adapters. Error where
+  // the adapter replaces tensors of the model (modules_to_save, biases): all rows have those in common.
+  int64_t add_row_adapter(const LoraAdapter& adapter, const LoraUse& use);
+  const std::vector<RowAdapterInfo>& row_adapters() const { return row_adapters_; }
   // What learns, once each: parameters that require gradients, then the tensors of an adapter that trains, below their
   // layers' names ("model.layers.0.self_attn.q_proj.lora_A.weight").
   void each_trained(const TensorVisitor& visit);
@@ -152,6 +168,7 @@ class CausalLM : public Module {
   void bind_again();
   void save_adapter(const std::filesystem::path& folder);
   void check_takes_adapter(const std::string& name) const;  // Error: it has one, or no weights
+  void check_row_adapters(const ForwardArguments& arguments) const;
   void join_projections();
   std::vector<std::pair<std::string, Tensor>> plain_tensors();  // encoded ones as they are dequantised
   Tensor logits_of(const Tensor& hidden) const;                 // [..., hidden_size] -> [..., vocab]
@@ -167,6 +184,7 @@ class CausalLM : public Module {
   Kernelizer kernels_;
   std::string adapter_name_;
   std::shared_ptr<AppliedLora> lora_;  // null: no adapter is loaded
+  std::vector<RowAdapterInfo> row_adapters_;
 };
 
 }  // namespace hotswap

@@ -1,6 +1,9 @@
 // An adapter read from its folder, and a model's own; what its tensors change is lora_plan.cpp's.
 #include "hotswap/models/lora.h"
 
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
 #include <set>
 
 #include "hotswap/base/error.h"
@@ -48,6 +51,10 @@ namespace {
 
 void CausalLM::check_takes_adapter(const std::string& name) const {
   if (lora_) refuse_adapter("one adapter at a time", cat(name, " beside ", adapter_name_), "call unload_adapter()");
+  if (!row_adapters_.empty()) {
+    refuse_adapter("a model without adapters of rows for an adapter of all rows",
+                   cat(name, " beside ", row_adapters_.front().name), "load the model again");
+  }
   if (device().is_meta())
     refuse_adapter("a model with weights for an adapter", "one on the meta device", "load its weights");
 }
@@ -75,6 +82,32 @@ void CausalLM::load_adapter(const LoraAdapter& adapter, const LoraUse& use) {
 void CausalLM::add_adapter(const LoraConfig& config, uint64_t seed) {
   check_takes_adapter("a new one");
   load_adapter(LoraAdapter::fresh(*this, config, seed), {.trains = true});
+}
+
+int64_t CausalLM::add_row_adapter(const LoraAdapter& adapter, const LoraUse& use) {
+  if (lora_ || device().is_meta()) check_takes_adapter(adapter.name());
+  if (training() || use.trains) {
+    refuse_adapter("a model in evaluation mode, and an adapter that does not train, for an adapter of rows",
+                   training() ? "a model in training" : "an adapter that trains", "call eval(), or load_adapter()");
+  }
+  const auto number = static_cast<int64_t>(row_adapters_.size());
+  row_adapters_.push_back({adapter.name(), apply_lora_to_rows(*this, adapter, use, number)});
+  bind_again();
+  return number;
+}
+
+void CausalLM::check_row_adapters(const ForwardArguments& a) const {
+  if (a.row_adapters.empty()) return;
+  const auto last = static_cast<int64_t>(row_adapters_.size()) - 1;
+  const auto [least, most] = std::minmax_element(a.row_adapters.begin(), a.row_adapters.end());
+  if (*least < RowAdapters::kNone || *most > last) {
+    refuse_adapter(cat("indices of adapters up to ", last, ", or -1"), join(a.row_adapters),
+                   "give what add_row_adapter() returned");
+  }
+  if (training() || at::GradMode::is_enabled()) {
+    refuse_adapter("a forward without gradients for rows with adapters", training() ? "a model in training" : "one",
+                   "call eval(), and run it under at::NoGradGuard or c10::InferenceMode");
+  }
 }
 
 bool CausalLM::trains_adapter() const { return lora_ && lora_->trains(); }

@@ -28,6 +28,9 @@ class LoraAdapter {
   // One that changes nothing yet, or little (init_lora_weights), for this model: tensors as peft draws them, of `seed`.
   static LoraAdapter fresh(CausalLM& model, LoraConfig config, uint64_t seed);
 
+  // The errors that fresh() would throw for names that are of no module, for a model without weights, too.
+  static void check_names(CausalLM& model, LoraConfig config);
+
   const LoraRules& rules() const { return rules_; }
   LoraConfig config() const;  // to train it further: Error where that is not implemented
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }  // as the file names them
@@ -76,5 +79,7 @@ class AppliedLora {
 
 // Error that lists every tensor that is missing, unexpected or of another shape, before anything changes.
 AppliedLora apply_lora(CausalLM& model, const LoraAdapter& adapter, LoraUse use = {});
+// The same for the rows of a batch that have the adapter `number`. -> the bytes of its tensors
+int64_t apply_lora_to_rows(CausalLM& model, const LoraAdapter& adapter, LoraUse use, int64_t number);
 
 }  // namespace hotswap

@@ -94,8 +94,21 @@ Json completed(const Json& json) {
 
 }  // namespace
 
+// LoraRules speaks of the files of an adapter that is trained already.
+static void check_rules(const Json& json, bool fresh) {
+  try {
+    LoraRules::from_json(completed(json));
+  } catch (const Error& error) {
+    if (!fresh) throw;
+    throw Error({.kind = error.kind(),
+                 .wanted = error.wanted(),
+                 .got = error.got(),
+                 .next = "correct it there, or leave it out: it is not trained here, and may be in peft"});
+  }
+}
+
 LoraConfig LoraConfig::from_json(const Json& json, bool fresh) {
-  LoraRules::from_json(completed(json));
+  check_rules(json, fresh);
   check_trained(json, fresh);
   LoraConfig config;
   config.r = json.get<int64_t>("r", config.r);
@@ -122,6 +135,7 @@ LoraConfig LoraConfig::from_json(const Json& json, bool fresh) {
   config.alpha_pattern = pattern_of<double>(json, "alpha_pattern");
   config.init_lora_weights = initialisation_of(json);
   config.base_model_name_or_path = json.get<std::string>("base_model_name_or_path", "");
+  config.read_from = json.where();
   return config;
 }
 

@@ -45,6 +45,7 @@ struct LoraConfig {
   std::vector<std::pair<std::string, double>> alpha_pattern = {};
   std::string init_lora_weights = "true";  // "true": B is 0; "gaussian": so, A normal; "false": neither
   std::string base_model_name_or_path = {};
+  std::string read_from = {};  // its file, for messages
 
   // adapter_config.json or a part of it. Error for a key that changes what is trained and is not implemented; `fresh`:
   // an adapter that begins here, for which an initialisation that is not implemented is an Error too.

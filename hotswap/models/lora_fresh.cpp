@@ -71,17 +71,25 @@ void check_targets(const LoraConfig& config, const LoraSites& sites) {
     if (found) continue;
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "target_modules that name linear layers or embeddings of the model",
-                 .got = name,
+                 .got = cat(name, " in ", config.read_from),
                  .next = "name some, such as q_proj, or take all-linear; routers and experts take no adapters"});
   }
 }
 
+void check_dora(const LoraConfig& config, const LoraRules& rules, const LoraSites& sites) {
+  if (!config.use_dora || !sites.targets(rules, sites.embedding)) return;
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "linear layers as target_modules beside use_dora",
+               .got = cat("the embedding ", sites.embedding, " in ", config.read_from),
+               .next = "leave the embedding out of target_modules, or use_dora"});
+}
+
 // Each entry of modules_to_save is of some module, and of none whose weight is another module's, too.
-void check_saved_modules(CausalLM& model, const LoraRules& rules, const LoraSites& sites) {
-  const auto refuse_entry = [](const std::string& expected, const std::string& entry, const std::string& next) {
+void check_saved_modules(CausalLM& model, const LoraRules& rules, const LoraSites& sites, const std::string& where) {
+  const auto refuse_entry = [&](const std::string& expected, const std::string& entry, const std::string& next) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = expected,
-                 .got = cat("modules_to_save = ", entry),
+                 .got = cat("modules_to_save = ", entry, " in ", where),
                  .next = next});
   };
   for (const std::string& entry : rules.modules_to_save) {
@@ -102,7 +110,6 @@ void check_saved_modules(CausalLM& model, const LoraRules& rules, const LoraSite
 // What trains whole, as a checkpoint names it: modules_to_save, and biases by `bias`.
 void add_whole(CausalLM& model, const LoraRules& rules, const LoraSites& sites, Named& to) {
   if (rules.modules_to_save.empty() && rules.bias == LoraBias::kNone) return;
-  check_saved_modules(model, rules, sites);
   std::map<std::string, Tensor> encoded;
   model.each_weight([&](const std::string& name, const Weight& weight) {
     if (weight.encoded()) encoded[name] = weight.dequantised(model.dtype());
@@ -124,16 +131,45 @@ void add_whole(CausalLM& model, const LoraRules& rules, const LoraSites& sites, 
 
 }  // namespace
 
-LoraAdapter LoraAdapter::fresh(CausalLM& model, LoraConfig config, uint64_t seed) {
-  const at::NoGradGuard no_grad;
+namespace {
+
+// With what it leaves open of that model, and checked.
+Json completed_for(CausalLM& model, LoraConfig config) {
   if (config.target_modules.empty()) {
     config.target_modules = default_target_modules(model.config_json().get<std::string>("model_type", ""));
   }
   if (config.base_model_name_or_path.empty()) config.base_model_name_or_path = model.source().string();
-  const Json json = Json::parse(config.to_json().dump(), "the LoraConfig");
-  config = LoraConfig::from_json(json);  // checks it
+  return Json::parse(config.to_json().dump(), config.read_from.empty() ? "the LoraConfig" : config.read_from);
+}
+
+void check_modules(CausalLM& model, const LoraConfig& config, const LoraRules& rules, const LoraSites& sites) {
+  check_targets(config, sites);
+  check_dora(config, rules, sites);
+  const bool any = std::any_of(sites.all.begin(), sites.all.end(),
+                               [&](const auto& site) { return sites.targets(rules, site.first); });
+  if (!any) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "target_modules that name modules of the model",
+                 .got = cat(config.to_json()["target_modules"].dump(), " in ", config.read_from),
+                 .next = "name some, such as q_proj, or take all-linear"});
+  }
+  check_saved_modules(model, rules, sites, config.read_from);
+}
+
+}  // namespace
+
+void LoraAdapter::check_names(CausalLM& model, LoraConfig config) {
+  const Json json = completed_for(model, std::move(config));
+  check_modules(model, LoraConfig::from_json(json), LoraRules::from_json(json), LoraSites(model));
+}
+
+LoraAdapter LoraAdapter::fresh(CausalLM& model, LoraConfig config, uint64_t seed) {
+  const at::NoGradGuard no_grad;
+  const Json json = completed_for(model, std::move(config));
+  config = LoraConfig::from_json(json);
   const LoraRules rules = LoraRules::from_json(json);
   const LoraSites sites(model);
+  check_modules(model, config, rules, sites);
   Named tensors;
   Drawn drawn(config.init_lora_weights, seed);
   for (const auto& [module, site] : sites.all) {
@@ -145,15 +181,8 @@ LoraAdapter LoraAdapter::fresh(CausalLM& model, LoraConfig config, uint64_t seed
           site, tensors.at(name + ".lora_A.weight"), tensors.at(name + ".lora_B.weight"), rules.scale_of(module));
     }
   }
-  check_targets(config, sites);
-  if (tensors.empty()) {
-    throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = "target_modules that name modules of the model",
-                 .got = config.to_json()["target_modules"].dump(),
-                 .next = "name some, such as q_proj, or take all-linear"});
-  }
   add_whole(model, rules, sites, tensors);
-  return {"a new adapter", "the LoraConfig", json, std::move(tensors)};
+  return {"a new adapter", json.where(), json, std::move(tensors)};
 }
 
 }  // namespace hotswap

@@ -53,6 +53,31 @@ class LoraPlan {
     return applied;
   }
 
+  // For the rows that have the adapter `number`. -> the bytes of its tensors
+  int64_t apply_to_rows(int64_t number) {
+    const at::NoGradGuard no_grad;
+    refuse_whole_tensors();
+    std::map<const void*, int64_t> bytes;  // of storages: A of several layers is one, and B of them parts of one
+    const auto count = [&](const Adapter& adapter) {
+      for (const Tensor& t : {adapter.a, adapter.b, adapter.bias, adapter.gain}) {
+        if (t.defined()) bytes[t.storage().unsafeGetStorageImpl()] = static_cast<int64_t>(t.storage().nbytes());
+      }
+    };
+    for (const auto& [linear, adapter] : linears_) {
+      const Adapter fixed = adapter.with_gain(linear->weight);
+      count(fixed);
+      linear->set_row_adapter(number, fixed);
+    }
+    for (const auto& [embedding, adapter] : embeddings_) {
+      count(adapter);
+      embedding->set_row_adapter(number, adapter);
+    }
+    model_.tensors_changed();
+    int64_t all = 0;
+    for (const auto& [storage, size] : bytes) all += size;
+    return all;
+  }
+
   // Into the tensors of an adapter that trains already.
   void copy_into() const {
     const at::NoGradGuard no_grad;
@@ -318,6 +343,21 @@ class LoraPlan {
     }
   }
 
+  void refuse_whole_tensors() const {
+    if (whole_.empty()) return;
+    std::vector<std::string> names;
+    model_.each_tensor([&](const std::string& name, Tensor& tensor) {
+      for (const WholeChange& change : whole_) {
+        if (change.tensor == &tensor) names.push_back(transformers_name(model_, name).name);
+      }
+    });
+    throw Error(
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = "an adapter of low-rank products only, for rows beside others without it",
+         .got = cat(adapter_.where(), ", which replaces tensors of the model (modules_to_save, bias): ", join(names)),
+         .next = "make a model of it: hotswap merge MODEL --adapter DIR OUT"});
+  }
+
   void report() const {
     if (needs_untied_) {
       throw Error({.kind = ErrorKind::kUnsupported,
@@ -423,6 +463,10 @@ void AppliedLora::restore(const std::filesystem::path& folder) {
 
 AppliedLora apply_lora(CausalLM& model, const LoraAdapter& adapter, LoraUse use) {
   return LoraPlan(model, adapter, use).apply();
+}
+
+int64_t apply_lora_to_rows(CausalLM& model, const LoraAdapter& adapter, LoraUse use, int64_t number) {
+  return LoraPlan(model, adapter, use).apply_to_rows(number);
 }
 
 }  // namespace hotswap

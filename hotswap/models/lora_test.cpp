@@ -150,6 +150,39 @@ TEST_P(Lora, MergedIsWhatPeftSaves) {
   }
 }
 
+// As an adapter of some rows, beside others without one; where it replaces tensors of the model, which all rows have in
+// common, it is refused.
+TEST_P(Lora, OfSomeRows) {
+  const LoraRules rules = LoraRules::read(folder_ / "adapter/adapter_config.json");
+  const bool replaces = !rules.modules_to_save.empty() || rules.bias != LoraBias::kNone;
+  for (const bool kernels : {false, true}) {
+    const PretrainedOptions options{.use_kernels = kernels, .row_adapters = {folder_ / "adapter"}};
+    std::shared_ptr<CausalLM> model;
+    const std::string message =
+        message_of([&] { model = AutoModelForCausalLM::from_pretrained(folder_ / "model", options); });
+    if (replaces) {
+      expect_has(message, {"low-rank products only", "replaces tensors of the model", "hotswap merge"});
+      continue;
+    }
+    ASSERT_NE(model, nullptr) << message;
+    EXPECT_GT(model->row_adapters().at(0).bytes, 0);
+    const Tensor ids = expected("input_ids");
+    const at::NoGradGuard no_grad;
+    std::vector<int64_t> of_rows(static_cast<size_t>(ids.size(0)), -1);
+    EXPECT_LE(max_error((*model)({.input_ids = ids, .row_adapters = of_rows}).logits, expected("base_logits")), 1e-5);
+    of_rows[0] = 0;
+    const Tensor logits = (*model)({.input_ids = ids, .row_adapters = of_rows}).logits;
+    EXPECT_LE(max_error(logits[0], expected("logits")[0]), 1e-5);
+    for (int64_t row = 1; row < ids.size(0); ++row) {
+      EXPECT_LE(max_error(logits[row], expected("base_logits")[row]), 1e-5) << row;
+    }
+    of_rows.assign(of_rows.size(), 0);
+    EXPECT_LE(max_error((*model)({.input_ids = ids, .row_adapters = of_rows}).logits, expected("logits")), 1e-5);
+    expect_has(message_of([&] { (*model)({.input_ids = ids, .row_adapters = {1}}); }), {"up to 0, or -1"});
+    expect_has(message_of([&] { model->load_adapter(folder_ / "adapter"); }), {"without adapters of rows"});
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, Lora, testing::ValuesIn(kCases),
                          [](const auto& info) { return std::string(info.param); });
 

@@ -167,6 +167,7 @@ void EngineLoop::join(Running fresh) {
       sequence.row_sampler = job.sampler;
     }
     sequence.cache_salt = job.cache_salt;
+    sequence.adapter = job.adapter;
     sequence.restart_length = restart_length(model_, static_cast<int64_t>(job.prompt.size()));
     running_.emplace(scheduler_.join(std::move(sequence)), std::move(fresh));
   } catch (const std::exception& error) {

@@ -38,7 +38,8 @@ struct Job {
   std::shared_ptr<const RowSampler> sampler;
   std::shared_ptr<TokenConstraint> constraint = {};
   StopRules stop = {};
-  std::string cache_salt = {};  // see Sequence
+  std::string cache_salt = {};  // these two: see Sequence
+  int64_t adapter = -1;
   std::shared_ptr<TokenChannel> channel = {};
   size_t choice = 0;
   std::atomic<bool> stopped = false;  // a stop text ended it: what is cancelled then is not aborted

@@ -114,7 +114,7 @@ void add_tools(const ToolRequest& tools, const ServedModel& model, GenerationReq
 }
 
 void read_common(RequestBody& body, const ServedModel& model, GenerationRequest& request) {
-  check_model(body, model);
+  request.model = named_model(body, model);
   request.n = body.integer("n", 1, kMaxAnswers).value_or(1);
   request.sampling = read_sampling(body, model);
   read_ends(body, model, request);
@@ -161,10 +161,10 @@ int64_t GenerationRequest::new_tokens(size_t prompt, int64_t max_model_len) cons
   return max_new_tokens.value_or(max_model_len - static_cast<int64_t>(prompts[prompt].size()));
 }
 
-void check_model(RequestBody& body, const ServedModel& model) {
-  const auto name = body.get<std::string>("model");
-  if (!name || std::find(model.names.begin(), model.names.end(), *name) != model.names.end()) return;
-  throw ApiError(404, cat("The model '", *name, "' does not exist; there are: ", join(model.names)), "model",
+ServedModel::Named named_model(RequestBody& body, const ServedModel& model) {
+  const std::string name = body.get<std::string>("model").value_or(model.names.front());
+  if (auto found = model.find(name)) return *std::move(found);
+  throw ApiError(404, cat("The model '", name, "' does not exist; there are: ", join(model.all_names())), "model",
                  "model_not_found");
 }
 
@@ -233,7 +233,9 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
 
 GenerationRequest read_completion_request(const std::string& text, const ServedModel& model) {
   RequestBody body(text);
-  GenerationRequest request{.chat = false, .continues = true};
+  GenerationRequest request;
+  request.chat = false;
+  request.continues = true;
   const auto max_tokens = body.integer("max_tokens", 0, INT64_MAX);
   request.echo = body.flag("echo");
   request.max_new_tokens = max_tokens.value_or(kDefaultCompletionTokens);

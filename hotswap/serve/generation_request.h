@@ -21,6 +21,7 @@ struct TextRules {  // how tokens become the answer's text
 };
 
 struct GenerationRequest {
+  ServedModel::Named model = {};  // what answers carry, and its adapter
   std::vector<std::vector<int64_t>> prompts;
   int64_t n = 1;              // answers to each prompt
   RowSampling sampling = {};  // answer i of a prompt has the seed + i
@@ -56,7 +57,7 @@ RenderedRequest render_chat(RequestBody& body, const ServedModel& model);
 // Of /tokenize and /v1/completions: `field` as a text, ids, or lists of them.
 std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model);
 
-// ApiError 404 where the request names another model.
-void check_model(RequestBody& body, const ServedModel& model);
+// What the request names; ApiError 404 where there is no such model.
+ServedModel::Named named_model(RequestBody& body, const ServedModel& model);
 
 }  // namespace hotswap::serve

@@ -31,14 +31,16 @@ std::shared_ptr<Job> make_job(const ServedModel& model, const GenerationRequest&
   }
   job->stop = request.stop;
   job->cache_salt = request.cache_salt;
+  job->adapter = request.model.adapter;
   job->stop.max_new_tokens = request.new_tokens(prompt, model.max_model_len);
   job->choice = choice;
   return job;
 }
 
 // Of each token of the prompt but the first, given those before it.
-std::vector<TokenLogprobs> score_prompt(EngineLoop& engine, const std::vector<int64_t>& prompt, int64_t top,
-                                        const std::function<bool()>& left) {
+std::vector<TokenLogprobs> score_prompt(EngineLoop& engine, const std::vector<int64_t>& prompt,
+                                        const GenerationRequest& request, const std::function<bool()>& left) {
+  const int64_t top = *request.sampling.logprobs;
   std::vector<TokenLogprobs> out;
   std::shared_ptr<Cache> cache;
   const auto size = static_cast<int64_t>(prompt.size());
@@ -48,7 +50,9 @@ std::vector<TokenLogprobs> score_prompt(EngineLoop& engine, const std::vector<in
       if (!cache) cache = model.make_cache();
       const std::vector<int64_t> part(prompt.begin() + begin, prompt.begin() + std::min(size, begin + kScoredAtOnce));
       const Tensor ids = at::tensor(part, at::kLong).unsqueeze(0).to(model.device());
-      const Tensor logits = model({.input_ids = ids, .cache = cache.get()}).logits[0].to(at::kCPU, at::kFloat);
+      const CausalLMOutput out_of_part =
+          model({.input_ids = ids, .cache = cache.get(), .row_adapters = {request.model.adapter}});
+      const Tensor logits = out_of_part.logits[0].to(at::kCPU, at::kFloat);
       const Tensor rows = logits.contiguous();  // [part, vocab]
       const auto vocab = static_cast<size_t>(rows.size(1));
       for (int64_t i = 0; i < rows.size(0) && begin + i + 1 < size; ++i) {
@@ -66,7 +70,7 @@ void add_echo(const ServedModel& model, EngineLoop& engine, const GenerationRequ
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     const std::vector<int64_t>& prompt = request.prompts[i];
     std::vector<TokenLogprobs> logprobs;
-    if (request.sampling.logprobs) logprobs = score_prompt(engine, prompt, *request.sampling.logprobs, left);
+    if (request.sampling.logprobs) logprobs = score_prompt(engine, prompt, request, left);
     const std::string text = model.tokenizer.decode(prompt, request.text.skip_special_tokens);
     for (size_t k = 0; k < n; ++k) {
       Answer& answer = answers[i * n + k];
@@ -94,7 +98,7 @@ void add_message_part(const MessagePart& part, Answer& answer) {
 }
 
 AnswerFormat format_for(const ServedModel& model, const GenerationRequest& request) {
-  return {model.tokenizer, request.chat, request.sampling.logprobs.has_value(), model.names.front()};
+  return {model.tokenizer, request.chat, request.sampling.logprobs.has_value(), request.model.name};
 }
 
 }  // namespace
@@ -207,7 +211,7 @@ std::unique_ptr<AnswerEvents> chunk_events(const ServedModel& model, const Gener
 
 std::string whole_response(const ServedModel& model, EngineLoop& engine, const ResponsesRequest& request,
                            const std::function<bool()>& left) {
-  ResponsesEvents events(request.settings, model.names.front());
+  ResponsesEvents events(request.settings, request.generation.model.name);
   RunningAnswers running(model, engine, request.generation);
   while (!running.ended()) {
     events.pieces(running.take(kLook));

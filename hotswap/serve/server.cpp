@@ -138,10 +138,11 @@ struct Server::Impl {
     response.status = 200;
     if (found != gets.end()) return found->second.answer(request, response);
     const std::string name = request.path.substr(one.size());
-    if (std::find(model.names.begin(), model.names.end(), name) == model.names.end()) {
+    const auto named = model.find(name);
+    if (!named) {
       throw ApiError(404, cat("The model '", shown_name(name), "' does not exist"), "model", "model_not_found");
     }
-    send(response, model_json(name));
+    send(response, model_json(*named));
   }
 
   static std::string shown_name(const std::string& name) { return name.substr(0, 120); }
@@ -236,18 +237,22 @@ struct Server::Impl {
                         }};
     gets["/v1/models"] = {Need::kKey, [this](const Request&, Response& response) {
                             OutJson all = OutJson::array();
-                            for (const std::string& name : model.names) all.push_back(model_json(name));
+                            for (const std::string& name : model.all_names()) {
+                              all.push_back(model_json(*model.find(name)));
+                            }
                             send(response, {{"object", "list"}, {"data", std::move(all)}});
                           }};
   }
 
-  OutJson model_json(const std::string& name) const {
+  OutJson model_json(const ServedModel::Named& named) const {
     const KernelReport& kernels = model.model->kernel_report();
-    return {{"id", name},
+    const bool is_base = named.adapter < 0;
+    return {{"id", named.name},
             {"object", "model"},
             {"created", created},
             {"owned_by", "hotswap"},
-            {"root", model.names.front()},
+            {"root", is_base ? model.names.front() : model.adapters[named.adapter].root},
+            {"parent", is_base ? OutJson(nullptr) : OutJson(model.names.front())},
             {"max_model_len", model.max_model_len},
             {"kernels", cat(kernels.bound(), " of ", kernels.rows.size(), " layers")},
             {"generation_config", to_json(model.model->generation_config())}};
@@ -266,7 +271,7 @@ struct Server::Impl {
         false, [this](const Request&, const std::string& body, Response& response) { detokenize(body, response); }};
     posts["/apply_template"] = {false, [this](const Request&, const std::string& text, Response& response) {
                                   RequestBody body(text);
-                                  check_model(body, model);
+                                  named_model(body, model);
                                   send(response, {{"prompt", render_chat(body, model).text}});
                                 }};
     posts["/v1/responses"] = {true, [this](const Request& from, const std::string& body, Response& response) {
@@ -289,7 +294,7 @@ struct Server::Impl {
   void respond(const Request& from, ResponsesRequest request, Response& response) {
     prepare(from, request.generation);
     if (request.generation.stream) {
-      auto events = std::make_unique<ResponsesEvents>(request.settings, model.names.front());
+      auto events = std::make_unique<ResponsesEvents>(request.settings, request.generation.model.name);
       return stream(request.generation, std::move(events), response);
     }
     answer_whole(response, [&](const Left& left) { return whole_response(model, engine, request, left); });
@@ -349,7 +354,7 @@ struct Server::Impl {
 
   void tokenize(const std::string& text, Response& response) {
     RequestBody body(text);
-    check_model(body, model);
+    named_model(body, model);
     std::vector<int64_t> ids;
     if (body.json("messages")) {
       ids = model.tokenizer.ids(render_chat(body, model).text, body.flag("add_special_tokens"));
@@ -363,7 +368,7 @@ struct Server::Impl {
 
   void detokenize(const std::string& text, Response& response) {
     RequestBody body(text);
-    check_model(body, model);
+    named_model(body, model);
     const auto ids = body.get<std::vector<int64_t>>("tokens");
     if (!ids) bad_request("expected tokens as a list of ids", "tokens");
     send(response, {{"prompt", body.guarded("tokens", [&] { return model.tokenizer.decode(*ids); })}});

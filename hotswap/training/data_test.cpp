@@ -97,6 +97,15 @@ TEST_F(TrainFileTest, OfMessagesTheAssistantsTurnsAreLearned) {
   fails("a.jsonl", line, {"a.jsonl:1", "chat template"});
 }
 
+TEST_F(TrainFileTest, ATurnOfCallsNeedsNoContent) {
+  const TrainFile file = read("a.jsonl",
+                              R"({"messages": [{"role": "user", "content": "You may"}, {"role": "assistant", )"
+                              R"("content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},)"
+                              R"({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]})",
+                              {.chat = chat(kPlain)});
+  EXPECT_EQ(file.dataset->size(), 1);
+}
+
 TEST_F(TrainFileTest, LongExamplesAreCutAndThoseWithoutLabelsDropped) {
   const std::string lines =
       "{\"prompt\": \"You may reproduce and distribute copies\", \"completion\": \" of\"}\n"
@@ -106,6 +115,7 @@ TEST_F(TrainFileTest, LongExamplesAreCutAndThoseWithoutLabelsDropped) {
   EXPECT_EQ(file.cut, 2);
   EXPECT_EQ(file.dropped, 1);
   EXPECT_EQ(file.tokens, 4);
+  EXPECT_EQ(file.longest, 4);
   fails("a.jsonl", lines.substr(0, lines.find('\n')), {"1 examples without", "--max-length"}, {.max_length = 4});
 }
 
@@ -121,6 +131,15 @@ TEST_F(TrainFileTest, BadDataIsNamedByFileAndLine) {
   fails("a.jsonl", "[1]", {"a.jsonl:1", "object"});
   fails("a.jsonl", "\n \n", {"a.jsonl", "no line"});
   fails("a.jsonl", R"({"messages": [{"role": "user", "content": "a"}]})", {"a.jsonl:1", "assistant"});
+  const std::string user = R"({"messages": [{"role": "user", "content": "a"}, )";
+  for (const char* turn : {R"({"role": "assistant"})", R"({"role": "assistant", "content": null})",
+                           R"({"role": "assistant", "content": null, "tool_calls": []})"}) {
+    fails("a.jsonl", user + turn + "]}", {"a.jsonl:1", "message 2", "\"tool_calls\"", "role"}, {.chat = chat(kPlain)});
+    fails("a.jsonl", cat(R"({"prompt": [{"role": "user", "content": "a"}], "completion": [)", turn, "]}"),
+          {"a.jsonl:1", "message 1", "\"content\""}, {.chat = chat(kPlain)});
+  }
+  fails("a.jsonl", R"({"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]})",
+        {"a.jsonl:1", "message 1"}, {.chat = chat(kPlain)});
   fails("a.jsonl", R"({"messages": "hello"})", {"a.jsonl:1: messages"});
   fails("a.txt", "ab\xc3(", {"a.txt", "UTF-8", "offset 2"});
   fails("a.txt", "", {"a.txt"});

@@ -62,7 +62,7 @@ nlohmann::json log_of(const TrainerState& state) {
   for (auto& entry : log) {
     for (const char* key :
          {"train_runtime", "train_samples_per_second", "train_steps_per_second", "train_tokens_per_second",
-          "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}) {
+          "peak_memory", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second"}) {
       entry.erase(key);
     }
   }

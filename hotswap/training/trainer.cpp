@@ -11,6 +11,7 @@
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/data/order.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/output_lock.h"
 #include "hotswap/training/ranks/ranks.h"
 #include "hotswap/training/resume.h"
 #include "hotswap/training/schedules/schedule.h"
@@ -73,14 +74,23 @@ void seed_dropout(int64_t seed) {
 
 }  // namespace
 
-double TrainOutput::train_tokens_per_second() const {
-  const size_t first = steps.size() > 1 ? 1 : 0;
-  double seconds = 0, tokens = 0;
-  for (size_t i = first; i < steps.size(); ++i) {
+// A second, over all steps but the first where there are others.
+template <typename Amount>
+static double rate_of(const std::vector<TrainingStep>& steps, const Amount& amount) {
+  double seconds = 0, sum = 0;
+  for (size_t i = steps.size() > 1 ? 1 : 0; i < steps.size(); ++i) {
     seconds += steps[i].seconds;
-    tokens += static_cast<double>(steps[i].num_input_tokens);
+    sum += static_cast<double>(amount(steps[i]));
   }
-  return seconds > 0 ? tokens / seconds : 0;
+  return seconds > 0 ? sum / seconds : 0;
+}
+
+double TrainOutput::train_tokens_per_second() const {
+  return rate_of(steps, [](const TrainingStep& step) { return step.num_input_tokens; });
+}
+
+double TrainOutput::train_flops_per_second() const {
+  return rate_of(steps, [](const TrainingStep& step) { return step.flops; });
 }
 
 std::shared_ptr<AdamW> make_optimizer(CausalLM& model, const TrainingArguments& arguments) {
@@ -173,6 +183,11 @@ TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
   } else if (!update_report_.rows.empty()) {
     unkernelize(parts_.optimizer->update());
     update_report_ = {};
+  }
+  // Of ranks the first one writes, and has the folder.
+  std::shared_ptr<const OutputLock> lock = parts_.lock;
+  if (!lock && is_world_process_zero() && !arguments_.output_dir.empty()) {
+    lock = OutputLock::take(arguments_.output_dir);
   }
   TrainOutput out;
   watched([&] {

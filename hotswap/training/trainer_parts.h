@@ -23,6 +23,7 @@
 
 namespace hotswap {
 
+class OutputLock;  // training/output_lock.h
 class Ranks;
 
 // A callback or the Trainer's own rules set these; the Trainer acts on them at the end of an update.
@@ -52,12 +53,21 @@ struct TrainerState {
   void save(const std::filesystem::path& file, const TrainerControl& control) const;
 };
 
+// How fast the updates since the entry of the log before were, and the peak of memory so far.
+struct TrainingRates {
+  double tokens_per_second = 0;
+  double flops_per_second = 0;               // TrainingWork's: what the model needs, whatever was computed
+  std::optional<double> mfu = std::nullopt;  // of the device's peak, where that is known (peak_flops_for)
+  int64_t peak_memory = 0;                   // bytes: peak_device_memory()
+};
+
 // transformers' TrainerCallback: what a program hooks into a run.
 struct TrainerEvent {
   const TrainingArguments& arguments;
   const TrainerState& state;
   TrainerControl& control;  // what the callback may decide
   CausalLM& model;
+  const TrainingRates& rates;
 };
 
 // With several ranks each has its own callbacks. What one of them sets in the control is done by all.
@@ -91,16 +101,20 @@ struct TrainingStep {
   double learning_rate = 0;
   double seconds = 0;            // all of it: batches, forwards, backwards, update
   int64_t num_input_tokens = 0;  // ids in its batches, those of this rank
+  double flops = 0;              // TrainingWork's
 };
 
 struct TrainOutput {
   std::vector<TrainingStep> steps;
   double training_loss = 0;                           // mean over the steps
   nlohmann::json metrics = nlohmann::json::object();  // train_loss, train_runtime, total_flos, ...
-  int64_t peak_memory = 0;  // bytes; of the loop alone where the system can tell (base/memory.h), else of the process
+  // Bytes of peak_device_memory(); of the loop alone where the system can tell (base/memory.h), else of the process.
+  int64_t peak_memory = 0;
   bool peak_is_of_loop = false;
+  std::optional<double> device_flops = std::nullopt;  // its peak a second, where that is known
   // The first step also allocates the optimizer's state: it is left out when there are others.
   double train_tokens_per_second() const;
+  double train_flops_per_second() const;
 };
 
 // One update with kernels and without: which layer it is, where a curve is not that of stock layers.
@@ -126,7 +140,8 @@ struct TrainerParts {
   // the model is not kernelized.
   std::optional<int64_t> check_step = std::nullopt;
   std::function<void(const StepCheck&)> on_step_check = nullptr;
-  std::shared_ptr<Ranks> ranks = nullptr;  // joined by the environment of torchrun; null: one process trains
+  std::shared_ptr<Ranks> ranks = nullptr;            // joined by the environment of torchrun; null: one process trains
+  std::shared_ptr<const OutputLock> lock = nullptr;  // of output_dir, where the caller took it already
 };
 
 }  // namespace hotswap

@@ -85,10 +85,12 @@ TrainingLoop::TrainingLoop(const Setup& setup)
       counts_(counts_of(setup.arguments, setup.train_dataset, rank_count(setup.parts))),
       schedule_(schedule_of(setup.arguments, setup.train_dataset, rank_count(setup.parts))),
       flos_a_token_(flos_of(setup.model)),
+      work_(setup.model),
       ranks_(rank_count(setup.parts)) {}
 
 TrainOutput TrainingLoop::run() {
-  out_.peak_is_of_loop = reset_peak_memory();
+  out_.peak_is_of_loop = reset_peak_device_memory(s_.model.device());
+  out_.device_flops = peak_flops_for(s_.model);
   s_.state = {.max_steps = counts_.updates,
               .num_train_epochs = counts_.epochs,
               .train_batch_size = s_.arguments.per_device_train_batch_size};
@@ -170,7 +172,12 @@ void TrainingLoop::update(const BatchesAhead::Read& read) {
   optimizer.set_learning_rate(step.learning_rate);
   optimizer.step_clipped(norm, s_.arguments.max_grad_norm);
   optimizer.zero_grad();
-  for (const TrainingBatch& batch : read.batches) step.num_input_tokens += batch.input_ids.numel();
+  for (const TrainingBatch& batch : read.batches) {
+    step.num_input_tokens += batch.input_ids.numel();
+    // Of a packed row the sequences in it, as if they had one length.
+    const int64_t rows = batch.cu_seqlens.defined() ? batch.cu_seqlens.numel() - 1 : batch.input_ids.size(0);
+    step.flops += work_.flops(rows, batch.input_ids.numel() / std::max<int64_t>(1, rows));
+  }
   count(flos_a_token_ * static_cast<double>(step.num_input_tokens), tokens_in(read.batches));
   ++s_.state.global_step;
 

@@ -7,6 +7,7 @@
 #include "hotswap/training/ranks/gradient_sync.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_parts.h"
+#include "hotswap/training/training_work.h"
 
 namespace hotswap {
 
@@ -64,6 +65,7 @@ class TrainingLoop {
   std::vector<std::string> all_generator_states() const;
   void wait_for_ranks() const;
   void log_training();
+  void rate();  // the updates since the last log
   void log(nlohmann::json entry);
   void evaluate();
   void save_checkpoint();
@@ -79,7 +81,7 @@ class TrainingLoop {
   void finish();
   void load_best_model();
   int64_t tokens_in(const std::vector<TrainingBatch>& batches) const;
-  TrainerEvent event() { return {s_.arguments, s_.state, s_.control, s_.model}; }
+  TrainerEvent event() { return {s_.arguments, s_.state, s_.control, s_.model, rates_}; }
   template <typename Call>
   void each_callback(const Call& call) {
     for (const auto& callback : s_.parts.callbacks) call(*callback);
@@ -91,7 +93,10 @@ class TrainingLoop {
   TrainOutput out_;
   std::vector<Pending> pending_;
   Clock::time_point start_, last_step_;
-  double flos_a_token_ = 0;                    // of forward and backward
+  double flos_a_token_ = 0;  // of forward and backward
+  TrainingWork work_;
+  TrainingRates rates_;
+  size_t rated_steps_ = 0;                     // of out_.steps
   double loss_since_log_ = 0;                  // summed over the updates since then
   int64_t last_logged_ = 0;                    // the step
   double last_grad_norm_ = 0, last_rate_ = 0;  // of the last update, for its entry of the log

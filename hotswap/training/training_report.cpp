@@ -4,7 +4,6 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/base/log.h"
-#include "hotswap/base/memory.h"
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/evaluation.h"
 #include "hotswap/training/resume.h"
@@ -31,6 +30,7 @@ void TrainingLoop::log_training() {
   if (s_.state.global_step <= last_logged_) return;
   settle();
   join_sums();
+  rate();
   nlohmann::json entry = {{"loss", loss_since_log_ / static_cast<double>(s_.state.global_step - last_logged_)},
                           {"grad_norm", last_grad_norm_},
                           {"learning_rate", last_rate_}};
@@ -38,11 +38,28 @@ void TrainingLoop::log_training() {
     const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
     entry["train_runtime"] = rounded(runtime, 4);
     entry["train_tokens_per_second"] = rounded(static_cast<double>(s_.state.num_input_tokens_seen) / runtime, 3);
+    entry["peak_memory"] = rates_.peak_memory;
+    if (rates_.mfu) entry["mfu"] = rounded(*rates_.mfu, 4);
   }
   log(std::move(entry));
   total_loss_ += loss_since_log_;
   loss_since_log_ = 0;
   last_logged_ = s_.state.global_step;
+}
+
+void TrainingLoop::rate() {
+  double seconds = 0, tokens = 0, flops = 0;
+  for (; rated_steps_ < out_.steps.size(); ++rated_steps_) {
+    const TrainingStep& step = out_.steps[rated_steps_];
+    seconds += step.seconds;
+    tokens += static_cast<double>(step.num_input_tokens);
+    flops += step.flops;
+  }
+  if (seconds <= 0) return;
+  rates_ = {.tokens_per_second = tokens / seconds,
+            .flops_per_second = flops / seconds,
+            .peak_memory = peak_device_memory(s_.model.device())};
+  if (out_.device_flops) rates_.mfu = rates_.flops_per_second / *out_.device_flops;
 }
 
 void TrainingLoop::log(nlohmann::json entry) {
@@ -126,7 +143,7 @@ void TrainingLoop::finish() {
                   {"train_loss", out_.training_loss}};
   log(out_.metrics);
   if (a.load_best_model_at_end && state.best_model_checkpoint) load_best_model();
-  out_.peak_memory = peak_memory();
+  out_.peak_memory = peak_device_memory(s_.model.device());
   each_callback([&](TrainerCallback& callback) { callback.on_train_end(event()); });
 }
 

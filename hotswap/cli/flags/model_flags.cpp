@@ -42,9 +42,9 @@ void report_left_stock(const KernelReport& report) {
 }
 
 // What text becomes, and how a chat is written, is the model's: an adapter's folder may hold files of its own.
-void warn_of_other_texts(const ModelFlags& flags) {
+void warn_of_other_texts(const ModelFlags& flags, const std::string& adapter_name) {
   if (gguf_path(flags)) return;  // a file, which has no such files to compare with
-  const fs::path adapter = adapter_folder(flags.adapter);
+  const fs::path adapter = adapter_folder(adapter_name);
   for (const char* name : {"tokenizer.json", "chat_template.jinja"}) {
     const auto theirs = read_file_if_there(adapter / name), ours = read_file_if_there(fs::path(flags.model) / name);
     if (!theirs || theirs == ours) continue;
@@ -63,7 +63,7 @@ void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option("--gguf-file", flags.gguf_file, "This GGUF file of the folder")->type_name("FILE");
 }
 
-void add_model_flags(CLI::App& verb, ModelFlags& flags) {
+void add_base_model_flags(CLI::App& verb, ModelFlags& flags) {
   add_tokenizer_flags(verb, flags);
   verb.add_option("--device", flags.device, "cpu, cuda, cuda:N, or auto")->capture_default_str();
   verb.add_option("--dtype", flags.dtype,
@@ -80,6 +80,10 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags) {
   verb.add_option(
       "--attn-implementation", flags.attention,
       "sdpa, eager, or a kernel as org/repo[@revision]; default: sdpa where it computes the model's attention");
+}
+
+void add_model_flags(CLI::App& verb, ModelFlags& flags) {
+  add_base_model_flags(verb, flags);
   verb.add_option("--adapter", flags.adapter,
                   "A LoRA adapter of peft beside the model's weights: its folder, or org/name on the Hub")
       ->type_name("DIR|ID");
@@ -92,7 +96,7 @@ ModelFlags located(ModelFlags flags) {
   return flags;
 }
 
-std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels) {
+std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels, LeftStock left) {
   check_one_attention(flags, kernels);
   PretrainedOptions options{.use_kernels = kernels.any(),
                             .kernel_config = kernel_config_of(kernels),
@@ -107,13 +111,15 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
                             .quantization_config = flags.quantization,
                             .is_trainable = flags.trains_adapter};
   options.few_rows = flags.few_rows;
+  options.row_adapters.assign(flags.row_adapters.begin(), flags.row_adapters.end());
   options.gpu_attention = flags.gpu_attention;
   if (!flags.gguf_file.empty()) options.gguf_file = flags.gguf_file;
   if (flags.packed != "auto") options.keep_formats = flags.packed == "on";
   const auto model = flags.random_weights ? AutoModelForCausalLM::from_random(flags.model, options)
                                           : AutoModelForCausalLM::from_pretrained(flags.model, options);
-  report_left_stock(model->kernel_report());
-  if (!flags.adapter.empty()) warn_of_other_texts(flags);
+  if (left == LeftStock::kReported) report_left_stock(model->kernel_report());
+  if (!flags.adapter.empty()) warn_of_other_texts(flags, flags.adapter);
+  for (const std::string& adapter : flags.row_adapters) warn_of_other_texts(flags, adapter);
   return model;
 }
 

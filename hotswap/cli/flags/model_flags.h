@@ -28,6 +28,7 @@ struct ModelFlags {
   bool random_weights = false;                            // the config alone is read: bench's
   std::string adapter;                                    // a LoRA adapter of peft; empty: none
   bool trains_adapter = false;                            // it learns
+  std::vector<std::string> row_adapters = {};             // as PretrainedOptions has them: serve's
   BitsAndBytesConfig quantization;                        // load_in_4bit: its weights become NF4
 };
 
@@ -40,7 +41,8 @@ struct KernelFlags {
   bool any() const { return use_kernels || !kernels.empty() || !config_file.empty(); }
 };
 
-void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);  // MODEL, --revision and --gguf-file alone
+void add_tokenizer_flags(CLI::App& verb, ModelFlags& flags);   // MODEL, --revision and --gguf-file alone
+void add_base_model_flags(CLI::App& verb, ModelFlags& flags);  // without --adapter
 void add_model_flags(CLI::App& verb, ModelFlags& flags);
 void add_kernel_flags(CLI::App& verb, KernelFlags& flags);
 
@@ -56,8 +58,10 @@ KernelConfig kernel_config_from(const Json& json);
 // The same with --model as a path of this machine, fetched from the Hub if need be. A verb that reads more than the
 // weights asks once; the functions below then look at the disk alone.
 ModelFlags located(ModelFlags flags);
-// Where layers stay stock that the mapping does not keep so, the report goes to stderr.
-std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels);
+// Where layers stay stock that the mapping does not keep so, the report goes to stderr, unless the caller shows it.
+enum class LeftStock : uint8_t { kReported, kShownByCaller };
+std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels,
+                                     LeftStock left = LeftStock::kReported);
 Tokenizer load_tokenizer(const ModelFlags& flags);
 ChatTemplate load_chat_template(const ModelFlags& flags);
 std::optional<ChatTemplate> find_chat_template(const ModelFlags& flags);  // none where the model has no template

@@ -76,6 +76,15 @@ void DecoderStep::tensors_changed() {
   SlotNeeds needs = slot_.needs();
   fused_ = fused_products(products_, needs);
   slot_.set_needs(std::move(needs));
+  const bool of_rows =
+      std::any_of(products_.begin(), products_.end(), [](const Linear* l) { return l->has_row_adapters(); });
+  slot_.set_passes_by(of_rows ? "rows with an adapter by its parts" : "");
+}
+
+// Only the weights: no adapter of the layer, and none of a row of this step.
+bool DecoderStep::fuses() const {
+  return fused_.fuse &&
+         std::none_of(products_.begin(), products_.end(), [](const Linear* l) { return l->adapts_rows(); });
 }
 
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
@@ -84,7 +93,7 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
   const bool one_token = context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
                          takes_rows(slot_, in.x.size(0)) &&
                          (context.position.size(0) == 1 || slot_.claims(kRowPositions)) &&
-                         !at::GradMode::is_enabled() && fused_.fuse && !context.attention.sequence().padding.defined();
+                         !at::GradMode::is_enabled() && fuses() && !context.attention.sequence().padding.defined();
   if (!one_token || rope.cos.size(-1) != o.head_dim || rope.cos.scalar_type() != in.x.scalar_type()) return {};
   const auto [k, v] = context.memory->writable_rows(o.layer, in.x.size(0));
   if (!k.defined()) return {};

@@ -31,6 +31,7 @@ class DecoderStep {
 
  private:
   DecoderLayerParts weights() const;
+  bool fuses() const;
   Parts parts_;
   std::vector<const Linear*> products_;  // of the parts: q, k, v, o, gate, up, down
   FusedProducts fused_;                  // of these

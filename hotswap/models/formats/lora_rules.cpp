@@ -66,7 +66,7 @@ void check_keys(const Json& json) {
     refuse_key(json, key,
                experts                ? "an adapter without target_parameters (experts' weights)"
                : has(kMustBeOff, key) ? cat("a LoRA adapter without ", key)
-                                      : cat("keys of adapter_config.json that are known here, and not ", key),
+                                      : cat("keys of peft's LoraConfig that are known here, and not ", key),
                kMergeInPython);
   }
 }

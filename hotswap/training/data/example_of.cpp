@@ -35,7 +35,28 @@ Example learned_after(const Ids& prompt, Ids whole) {
   return example;
 }
 
+// A template writes a turn without content as an empty one, and that would be learned.
+void check_turns(const Json& messages, const Json& line) {
+  int64_t number = 0;
+  for (const Json& message : messages.elements()) {
+    ++number;
+    const auto filled = [&](const char* key) {
+      const auto found = message.raw().find(key);
+      return found != message.raw().end() && !found->is_null();
+    };
+    const bool calls = filled("tool_calls") && !message.raw().at("tool_calls").empty();
+    if (message.is_object() && (filled("content") || calls)) continue;
+    std::vector<std::string> keys;
+    for (const auto& [key, value] : message.items()) keys.push_back(value.raw().is_null() ? key + " = null" : key);
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("\"content\" or \"tool_calls\" in message ", number, " at ", line.where()),
+                 .got = cat("the keys ", join(keys)),
+                 .next = "give the turn its text, or drop it"});
+  }
+}
+
 ChatRequest request_of(const Json& messages, const Json& line) {
+  check_turns(messages, line);
   ChatRequest request{.messages = messages.raw()};
   if (const auto tools = line.find("tools")) request.tools = tools->raw();
   return request;
@@ -63,6 +84,7 @@ Example of_prompt(const Json& line, const Tokenizer& tokenizer, const ChatTempla
   prompt.elements();  // Error unless both are lists
   completion.elements();
   const ChatTemplate& turns = required(chat, line);
+  check_turns(completion, line);
   ChatRequest opening = request_of(prompt, line), whole = opening;
   opening.add_generation_prompt = true;
   for (const Value& message : completion.raw()) whole.messages.push_back(message);

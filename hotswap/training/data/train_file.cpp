@@ -57,7 +57,8 @@ TrainFile read_text(const fs::path& file, const Tokenizer& tokenizer, const Trai
   const auto size = static_cast<int64_t>(ids.size());
   if (size < 2) return nothing_learned(file, cat(size, " tokens"));
   const int64_t length = std::min(options.max_length, size);
-  TrainFile read{.tokens = size - size % length, .learned = size - size % length, .dropped = size % length};
+  TrainFile read{
+      .tokens = size - size % length, .learned = size - size % length, .longest = length, .dropped = size % length};
   read.dataset = std::make_shared<PackedDataset>(std::move(ids), length);
   return read;
 }
@@ -118,6 +119,7 @@ TrainFile read_lines(const fs::path& file, const Tokenizer& tokenizer, const Tra
     }
     read.tokens += static_cast<int64_t>(example.ids.size());
     read.learned += learned;
+    read.longest = std::max(read.longest, static_cast<int64_t>(example.ids.size()));
     examples.push_back(std::move(example));
   });
   if (examples.empty()) {
@@ -130,6 +132,8 @@ TrainFile read_lines(const fs::path& file, const Tokenizer& tokenizer, const Tra
     return read;
   }
   read.packed = static_cast<int64_t>(examples.size());
+  if (options.packing == Packing::kWrapped) read.longest = std::min(read.tokens, options.max_length);
+  if (options.packing == Packing::kBestFitSplit) read.longest = std::min(read.longest, options.max_length);
   read.dataset = packed_examples(std::move(examples), options.packing, options.max_length);
   return read;
 }
@@ -137,7 +141,8 @@ TrainFile read_lines(const fs::path& file, const Tokenizer& tokenizer, const Tra
 TrainFile read_tokens(const fs::path& file, const TrainFileOptions& options) {
   const auto tokens = std::make_shared<TokenFile>(file);
   const int64_t size = tokens->size(), length = std::min(options.max_length, std::max<int64_t>(2, size));
-  TrainFile read{.tokens = size - size % length, .learned = size - size % length, .dropped = size % length};
+  TrainFile read{
+      .tokens = size - size % length, .learned = size - size % length, .longest = length, .dropped = size % length};
   read.dataset = std::make_shared<TokenFileDataset>(tokens, length, options.vocab_size);
   return read;
 }

@@ -35,6 +35,7 @@ struct TrainFile {
   int64_t packed = 0;   // examples that were packed into those of the dataset
   int64_t tokens = 0;   // in the examples
   int64_t learned = 0;  // of them with a label
+  int64_t longest = 0;  // tokens of the longest example, or of a packed row where those of it see each other
   int64_t cut = 0;      // examples that were longer than max_length
   int64_t dropped = 0;  // examples of which nothing would be learned; of a text, the tokens of its rest
 };
