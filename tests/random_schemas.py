@@ -16,6 +16,22 @@ NOT_SERVED = [
 ]
 
 
+# All that `hotswap serve` serves (docs/serving.md).
+KEYWORDS = (
+    "type enum const properties required additionalProperties minProperties maxProperties items prefixItems minItems maxItems "
+    "minLength maxLength pattern format minimum maximum exclusiveMinimum exclusiveMaximum anyOf allOf oneOf $ref"
+).split()
+
+
+def keywords_of(schema):
+    """The keywords that stand in a schema, at any depth."""
+    if isinstance(schema, list):
+        return set().union(*map(keywords_of, schema))
+    if not isinstance(schema, dict):
+        return set()
+    return set(KEYWORDS) & set(schema) | set().union(*map(keywords_of, schema.values()))
+
+
 class Schemas:
     """`draw` gives a schema; `defs` are those that its references may name."""
 
@@ -145,8 +161,32 @@ class Schemas:
             return {"type": r.choice(["boolean", "null"])}
         return {"type": r.sample(["string", "integer", "null", "boolean", "array", "object", "number"], 2), "title": "two", "minimum": 3}
 
+    def only(self, keyword):
+        """The keyword with nothing beside it, not even a type: it binds values of its own kind only."""
+        r = self.random
+        if keyword == "$ref":
+            return {"$ref": "#/$defs/node", "$defs": {"node": self.schema(1)}}
+        made = {
+            "type": lambda: r.choice(["string", "integer", "number", "boolean", "null", "array", "object", ["null", "string"]]),
+            "enum": lambda: [self.value() for _ in range(r.randint(1, 4))],
+            "const": self.value,
+            "properties": lambda: {name: self.schema(1) for name in r.sample(WORDS, r.randint(0, 3))},
+            "required": lambda: r.sample(WORDS, r.randint(0, 2)),
+            "additionalProperties": lambda: self.schema(1),
+            "items": lambda: self.schema(1),
+            "prefixItems": lambda: [self.schema(1) for _ in range(r.randint(1, 3))],
+            "pattern": lambda: r.choice(PATTERNS),
+            "format": lambda: r.choice(FORMATS),
+        }
+        if keyword in ("anyOf", "allOf", "oneOf"):
+            return {keyword: [self.schema(1) for _ in range(r.randint(1, 3))]}
+        return {keyword: made.get(keyword, lambda: r.randint(0, 3))()}
+
     def draw(self):
         r = self.random
+        if r.random() < 0.1:
+            self.names = []
+            return self.only(r.choice(KEYWORDS))
         self.names = r.sample(["node", "leaf", "a/b", "x%y"], 2) if r.random() < 0.35 else []
         escaped = [n.replace("~", "~0").replace("/", "~1").replace("%", "%25") for n in self.names]
         names, self.names = self.names, escaped

@@ -20,7 +20,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from random_schemas import Schemas
+from random_schemas import KEYWORDS, Schemas, keywords_of
 from serve_clients_test import MAKE_MODEL, Server
 
 TOKENS = 500
@@ -98,10 +98,12 @@ def main() -> None:
         seeds = range(first, first + count)
         schemas = {seed: Schemas(seed).draw() for seed in seeds}
         outcomes: collections.Counter[str] = collections.Counter()
+        answered: collections.Counter[str] = collections.Counter()  # keywords of schemas whose answer ended
         with concurrent.futures.ThreadPoolExecutor(8) as pool:
             for seed, (outcome, text) in zip(seeds, pool.map(lambda seed: outcome_of(server.url, seed, schemas[seed]), seeds)):
                 outcomes[outcome] += 1
                 if text is not None:
+                    answered.update(keywords_of(schemas[seed]))
                     try:
                         jsonschema.Draft202012Validator(schemas[seed]).validate(json.loads(text))
                     except Exception as error:
@@ -109,6 +111,8 @@ def main() -> None:
         print(f"seeds {first} to {first + count - 1}: {dict(outcomes)}; all that ended are valid by jsonschema {importlib.metadata.version('jsonschema')}")
         assert outcomes["answered"] + outcomes["called"] > count / 2, outcomes
         assert outcomes["called"] > count / 100, outcomes
+        print("schemas with each keyword among those:", ", ".join(f"{keyword} {answered[keyword]}" for keyword in KEYWORDS))
+        assert count < 150 or all(answered[keyword] for keyword in KEYWORDS), answered
         metrics = urllib.request.urlopen(server.url + "/metrics").read().decode()
         assert re.search(r"structured_output_invalid_total\{.*\} 0\n", metrics), metrics
         server.expect_idle()
