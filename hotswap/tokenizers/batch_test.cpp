@@ -6,6 +6,8 @@
 #include "hotswap/base/error.h"
 #include "hotswap/tokenizers/test_against_python.h"
 #include "hotswap/tokenizers/test_text.h"
+#include "hotswap/tokenizers/tokenizer_impl.h"
+#include "hotswap/tokenizers/word_cache.h"
 
 namespace hotswap {
 namespace {
@@ -152,6 +154,39 @@ TEST_F(Batch, OverflowSharesStride) {
     pieces.insert(pieces.end(), part.ids.begin() + 3, part.ids.end() - 1);  // [CLS] and the two that are shared
   }
   EXPECT_EQ(pieces, whole);
+}
+
+// Words that never come again, of as many symbols as bytes.
+TEST(WordCache, HoldsAtMostItsLimit) {
+  tokenizers::WordCache cache;
+  size_t max_held = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string word = std::to_string(i);
+    word.resize(255, 'x');
+    for (int time = 0; time < 2; ++time) {
+      std::vector<tokenizers::Symbol> symbols = {{.id = -1, .size = 0}};
+      bool encoded = false;
+      cache.encode(word, symbols, [&] {
+        encoded = true;
+        for (int32_t k = 0; k < 255; ++k) symbols.push_back({.id = i, .size = 1});
+      });
+      ASSERT_EQ(symbols.size(), 256u);
+      ASSERT_EQ(symbols.back().id, i);
+      ASSERT_TRUE(encoded || time == 1) << "a word that is new";
+    }
+    max_held = std::max(max_held, cache.held());
+    ASSERT_LE(cache.held(), tokenizers::WordCache::kMaxHeld);
+  }
+  EXPECT_GT(max_held, tokenizers::WordCache::kMaxHeld / 2) << "the limit was not met";
+}
+
+// However many threads encoded at the same time: each space has a cache of words.
+TEST(ScratchPool, KeepsOneSpaceACore) {
+  ScratchPool pool;
+  for (size_t i = 0; i < 4 * ScratchPool::max_free(); ++i) {
+    pool.give_back(std::make_unique<tokenizers::Model::Scratch>());
+    EXPECT_EQ(pool.free(), std::min(i + 1, ScratchPool::max_free()));
+  }
 }
 
 TEST_F(Batch, ErrorsAreNamed) {

@@ -1,7 +1,9 @@
 // What a Tokenizer is made of.
 #pragma once
 
+#include <algorithm>
 #include <mutex>
+#include <thread>
 
 #include "hotswap/tokenizers/added_tokens.h"
 #include "hotswap/tokenizers/decoder.h"
@@ -13,7 +15,8 @@
 
 namespace hotswap {
 
-// Scratch space that threads borrow.
+// Scratch space that threads borrow. What is free is kept for the next thread, up to one a core: a cache of words has 2
+// MB when it is new and grows with the words that it sees, and a server has a thread for each of its clients.
 class ScratchPool {
  public:
   std::unique_ptr<tokenizers::Model::Scratch> take(const tokenizers::Model& model) {
@@ -25,11 +28,19 @@ class ScratchPool {
   }
   void give_back(std::unique_ptr<tokenizers::Model::Scratch> scratch) {
     const std::lock_guard lock(mutex_);
-    free_.push_back(std::move(scratch));
+    if (free_.size() < max_free()) free_.push_back(std::move(scratch));
+  }
+  size_t free() const {
+    const std::lock_guard lock(mutex_);
+    return free_.size();
+  }
+  static size_t max_free() {
+    static const size_t cores = std::max(std::thread::hardware_concurrency(), 1u);
+    return cores;
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<std::unique_ptr<tokenizers::Model::Scratch>> free_;
 };
 

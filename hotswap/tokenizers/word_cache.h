@@ -24,9 +24,16 @@ class WordCache {
     }
     const auto begin = static_cast<std::ptrdiff_t>(out.size());
     encode();
+    held_ -= slot.size();
     slot.bytes.assign(word);
     slot.symbols.assign(out.begin() + begin, out.end());
+    held_ += slot.size();
+    if (held_ > kMaxHeld) clear();
   }
+  size_t held() const { return held_; }  // bytes of words and symbols
+
+  // Words of a language take a tenth of this. Without a limit, made-up words of 255 bytes would fill all slots: 75 MB.
+  static constexpr size_t kMaxHeld = 8 << 20;
 
  private:
   static constexpr size_t kSlots = 1 << 15;
@@ -35,8 +42,14 @@ class WordCache {
   struct Word {
     std::string bytes;
     std::vector<Symbol> symbols;
+    size_t size() const { return bytes.capacity() + symbols.capacity() * sizeof(Symbol); }
   };
+  void clear() {
+    slots_.clear();
+    held_ = 0;
+  }
   std::vector<Word> slots_;
+  size_t held_ = 0;
 };
 
 }  // namespace hotswap::tokenizers
