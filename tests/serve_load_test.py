@@ -1,11 +1,12 @@
-"""`hotswap serve` under load on the loopback, with a tiny model of drawn weights: a thousand open streams, clients that hang up,
-bodies that are rubbish or too large, thousands of requests, kill -9 and a start on the same port. No page of keys and values may
-stay in use, and the process may not grow.
+"""`hotswap serve` under load on the loopback, with a tiny model of drawn weights: thousands of requests, slow readers, hundreds of
+requests at once, a thousand open streams, clients that hang up, bodies that are rubbish or too large, kill -9 and a start on the
+same port. No page of keys and values may stay in use, and the process may not grow with its requests.
 
     serve_load_test.py --build build --python .venv/bin/python   # by hand: ctest does not run it
 
 HOTSWAP_TEST_REQUESTS is how many requests are counted for growth (2000 where it is not set; 10000 for a release). --python has
-torch, transformers and tokenizers for the model. More of load, in one process: hotswap/serve/load_test.cpp.
+torch, transformers and tokenizers for the model. More of load, in one process, where blocks of the heap are counted one by one:
+hotswap/serve/load_test.cpp.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import random
 import resource
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +27,7 @@ from pathlib import Path
 
 from serve_clients_test import MAKE_MODEL, Server
 
-STREAMS = 1000
+STREAMS, CLIENTS, PARTS = 1000, 8, 8
 BODY = {"prompt": "ab", "temperature": 0, "ignore_eos": True}
 
 
@@ -40,9 +42,12 @@ class Loaded(Server):
         self.url = line.split()[-1]
         self.port = int(self.url.rsplit(":", 1)[1])
 
-    def megabytes(self) -> float:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(next(row for row in status.splitlines() if row.startswith("VmRSS")).split()[1]) / 1024
+    def status(self, name: str) -> int:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(next(row for row in text.splitlines() if row.startswith(name + ":")).split()[1])
+
+    def memory(self) -> str:
+        return f"{self.status('VmRSS') / 1024:.1f} MB in {self.status('Threads')} threads"
 
     def sent(self, body: dict, path: str = "/v1/completions") -> socket.socket:
         text = json.dumps(body).encode()
@@ -62,17 +67,56 @@ def until(connection: socket.socket, mark: bytes) -> bytes:
     return text
 
 
+def slow_readers(server: Loaded, count: int = 200) -> None:
+    """Streams of which no byte is read until another client has its answer; then a few bytes at a time."""
+    start = time.monotonic()
+    slow = [server.sent({**BODY, "max_tokens": 64, "stream": True}) for _ in range(count)]
+    quick = until(server.sent({**BODY, "max_tokens": 3}), b'"usage"')
+    assert b" 200 OK" in quick and b"completion_tokens" in quick, quick
+    waited = time.monotonic() - start
+    texts = [b""] * count
+    while slow and any(b"data: [DONE]" not in text for text in texts):
+        for i, stream in enumerate(slow):
+            if b"data: [DONE]" not in texts[i]:
+                more = stream.recv(1024)
+                assert more, texts[i][-500:]
+                texts[i] += more
+    for stream in slow:
+        stream.close()
+    server.expect_idle()
+    all_read = time.monotonic() - start
+    print(f"{count} slow readers: another client had its answer after {waited:.1f} s, they theirs after {all_read:.1f} s;", server.memory())
+
+
+def at_once(server: Loaded, count: int = 300) -> None:
+    start = time.monotonic()
+
+    def one(_: int) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=300)
+        connection.request("POST", "/v1/completions", json.dumps({**BODY, "max_tokens": 8}), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        connection.close()
+        return answer.status if json.loads(text)["usage"]["completion_tokens"] == 8 else 0
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        statuses = list(pool.map(one, range(count)))
+    assert statuses == [200] * count, statuses
+    server.expect_idle()
+    print(f"{count} requests at once: all answered after {time.monotonic() - start:.1f} s;", server.memory())
+
+
 def open_streams(server: Loaded) -> None:
     start = time.monotonic()
     streams = [server.sent({**BODY, "max_tokens": 8, "stream": True}) for _ in range(STREAMS)]
     answers = [until(stream, b"data: [DONE]") for stream in streams]  # one after the other: the others are open all the time
-    peak = server.megabytes()
+    peak = server.memory()
     bad = [answer for answer in answers if b"data: [DONE]" not in answer]
     assert not bad, (len(bad), bad[0][:500])
     for stream in streams:
         stream.close()
     server.expect_idle()
-    print(f"{STREAMS} open streams: all whole after {time.monotonic() - start:.1f} s, {peak:.0f} MB")
+    print(f"{STREAMS} open streams: all whole after {time.monotonic() - start:.1f} s; {peak}")
 
 
 def hang_ups(server: Loaded) -> None:
@@ -83,7 +127,7 @@ def hang_ups(server: Loaded) -> None:
         for connection in running:
             connection.close()
         server.expect_idle()
-    print("600 hang-ups, half of them of streams: no page in use afterwards")
+    print("600 hang-ups, half of them of streams: no page in use afterwards;", server.memory())
 
 
 def rubbish(server: Loaded) -> None:
@@ -110,7 +154,7 @@ def rubbish(server: Loaded) -> None:
             assert len(body) > 8 << 20, bytes(body)[:500]  # refused while it was still being sent
         connection.close()
     server.expect_idle()
-    print("rubbish: answers by status", dict(sorted(seen.items())))
+    print(f"rubbish: answers by status {dict(sorted(seen.items()))};", server.memory())
 
 
 def many_requests(server: Loaded, count: int) -> None:
@@ -133,19 +177,23 @@ def many_requests(server: Loaded, count: int) -> None:
             assert answer.status == (400 if body.get("max_tokens") == 0 else 200), answer.status
         connection.close()
 
-    def run(requests: int) -> float:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            for done in [pool.submit(some, thread, requests // 8) for thread in range(8)]:
+    def run(requests: int) -> int:  # -> kB in memory
+        with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+            for done in [pool.submit(some, thread, requests // CLIENTS) for thread in range(CLIENTS)]:
                 done.result()
         server.expect_idle()
-        return server.megabytes()
+        return server.status("VmRSS")
 
+    # A leak is in each part. What comes once is in some: 100 kB for one more thread that is busy at the same time as the
+    # others, 2 MB for one more cache of the tokenizer's words, of which there are as many as cores. So the median counts.
     start = time.monotonic()
-    before = run(count // 4)  # what is made once is there
-    after = run(count)
+    part = count // PARTS
+    sizes = [run(count // 4)] + [run(part) for _ in range(PARTS)]
     rate = count * 1.25 / (time.monotonic() - start)
-    print(f"{count} requests, {rate:.0f} a second: {before:.1f} MB before, {after:.1f} MB after")
-    assert after - before < 2 + count * 0.2 / 1024, "it grows with its requests"  # 200 bytes each: less than any request holds
+    growth = [later - earlier for earlier, later in zip(sizes, sizes[1:])]
+    print(f"{count} requests, {rate:.0f} a second: kB more after each {part} of them: {growth};", server.memory())
+    # What a request holds is hundreds of bytes: its tokens, its settings. Below 64 kB the pages of threads' free blocks vary.
+    assert statistics.median(growth) <= max(64, part * 64 / 1024), "it grows with its requests"
 
 
 def killed(build: Path, model: str, server: Loaded) -> None:
@@ -174,6 +222,8 @@ def main() -> None:
         subprocess.run([arguments.python, "-c", MAKE_MODEL, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
         server = Loaded(build, folder, "--port", "0", "--served-model-name", "tiny", "--rows", "16", "--queue", "2000")
         many_requests(server, count)  # first: the threads of a thousand streams have memory of their own
+        slow_readers(server)
+        at_once(server)
         open_streams(server)
         hang_ups(server)
         rubbish(server)

@@ -1,6 +1,7 @@
 // Many clients at once, slow ones, those that leave and those that send rubbish: no request ends another's, and
 // nothing is kept afterwards.
 #include <arpa/inet.h>
+#include <malloc.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -81,6 +82,38 @@ TEST_F(Load, ThreeHundredAtOnce) {
   EXPECT_EQ(right, 300);
   expect_nothing_left();
 }
+
+#if defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__)
+// Bytes of the program's blocks that are in use.
+int64_t heap_bytes() { return static_cast<int64_t>(mallinfo2().uordblks); }
+
+// What a request leaves, each round has. What is made once, such as the free blocks that a thread keeps, only some
+// have.
+TEST_F(Load, RequestsLeaveNothingOnTheHeap) {
+  constexpr int kRounds = 6, kRequests = 240;
+  constexpr int64_t kLimit = kRequests * 32 / 2;  // half of the smallest block that there is, 32 bytes, a request
+  int64_t min_growth = INT64_MAX;
+  for (int64_t round = 0, before = heap_bytes(); round < kRounds; ++round) {
+    for (int i = 0; i < kRequests / 4; ++i) {
+      complete("ab", {{"max_tokens", 3}, {"logprobs", 2}});
+      events("/v1/chat/completions",
+             {{"messages", {{{"role", "user"}, {"content", "Hi"}}}}, {"max_tokens", 3}, {"stream", true}});
+      complete("ab", {{"max_tokens", 0}}, 400);
+      post("/tokenize", {{"prompt", "ab"}});
+    }
+    expect_nothing_left();
+    const int64_t after = heap_bytes();
+    min_growth = std::min(min_growth, after - before);
+    before = after;
+  }
+  EXPECT_LT(min_growth, kLimit) << "bytes that " << kRequests << " requests leave";
+
+  std::vector<std::unique_ptr<char>> blocks(kRequests);  // what the limit must notice: the smallest block a request
+  const int64_t before = heap_bytes();
+  for (auto& block : blocks) block = std::make_unique<char>();
+  EXPECT_GT(heap_bytes() - before, kLimit);
+}
+#endif
 
 TEST_F(Load, TheQueueHasAnEnd) {
   start({.engine = {.rows = 1, .max_queue = 2}});
