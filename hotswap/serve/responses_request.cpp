@@ -139,7 +139,7 @@ void add_format(RequestBody& body, OutJson& chat) {
   if (!text->is_object()) bad_request("expected text as an object", "text");
   const auto format = text->find("format");
   if (!format || format->raw().is_null()) return;
-  const std::string type = type_of(*format);
+  const std::string type = body.guarded("text.format", [&] { return type_of(*format); });
   if (type == "json_schema") {
     OutJson schema = format->raw();
     schema.erase("type");

@@ -94,6 +94,8 @@ TEST_F(Reuse, ResponsesAreTheChatsThatTheyStandFor) {
   EXPECT_EQ(post("/v1/responses", {{"input", "a"}, {"conversation", "c"}}, 400)["error"]["param"], "conversation");
   EXPECT_EQ(post("/v1/responses", {{"input", {{{"type", "message"}}}}}, 400)["error"]["param"], "input");
   EXPECT_EQ(post("/v1/responses", {{"instructions", "a"}}, 400)["error"]["param"], "input");
+  EXPECT_EQ(post("/v1/responses", {{"input", "a"}, {"text", {{"format", {{"type", 1}}}}}}, 400)["error"]["param"],
+            "text.format");
 }
 
 }  // namespace
