@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 
@@ -109,7 +110,21 @@ size_t grapheme_end(std::string_view text, size_t at) {
 
 class PrecompiledNormalizer : public Normalizer {
  public:
-  explicit PrecompiledNormalizer(Charsmap charsmap) : charsmap_(std::move(charsmap)) {}
+  explicit PrecompiledNormalizer(Charsmap charsmap) : charsmap_(std::move(charsmap)) {
+    for (uint8_t byte = 0; byte < kAscii; ++byte) {
+      const char c = static_cast<char>(byte);
+      leaves_[byte] = !charsmap_.find({&c, 1});
+    }
+    leaves_['\r'] = false;  // a grapheme with a newline after it
+  }
+
+  // ASCII of which no character has a replacement: most of most texts.
+  bool leaves(std::string_view text) const override {
+    return std::all_of(text.begin(), text.end(), [&](char c) {
+      const auto byte = static_cast<uint8_t>(c);
+      return byte < kAscii && leaves_[byte];
+    });
+  }
 
   void apply(NormalizedString& text) const override {
     std::vector<NewPoint> points;
@@ -138,6 +153,7 @@ class PrecompiledNormalizer : public Normalizer {
   }
 
  private:
+  static constexpr uint8_t kAscii = 128;
   static constexpr size_t kLongestWhole = 6;  // bytes from which on a grapheme is not looked up as a whole
 
   static size_t count_characters(std::string_view text) {
@@ -160,6 +176,7 @@ class PrecompiledNormalizer : public Normalizer {
   }
 
   Charsmap charsmap_;
+  std::array<bool, kAscii> leaves_{};  // by character
 };
 
 }  // namespace

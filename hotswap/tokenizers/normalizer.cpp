@@ -46,6 +46,7 @@ class ReplaceNormalizer : public Normalizer {
       if (stretch.found) return text.replace_found(stretches, content_);
     }
   }
+  bool leaves(std::string_view text) const override { return pattern_.is_absent(text); }
 
  private:
   Pattern pattern_;

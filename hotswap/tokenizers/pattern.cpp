@@ -61,6 +61,11 @@ void Pattern::cut(std::string_view text, std::vector<Stretch>& out) const {
   cut_class(text, std::get<Class>(kind_), out);
 }
 
+bool Pattern::is_absent(std::string_view text) const {
+  const auto* literal = std::get_if<std::string>(&kind_);
+  return literal != nullptr && text.find(*literal) == std::string_view::npos;
+}
+
 Behavior read_behavior(const Json& json) {
   const auto name = json.as<std::string>();
   constexpr std::pair<std::string_view, Behavior> kNames[] = {{"Removed", Behavior::kRemoved},

@@ -21,6 +21,8 @@ class Pattern {
 
   // Cuts the whole text into stretches, in order; a class finds single characters.
   void cut(std::string_view text, std::vector<Stretch>& out) const;
+  // Whether a string surely does not occur in the text; false for the other kinds, which only cut() knows.
+  bool is_absent(std::string_view text) const;
 
  private:
   std::variant<std::string, Regex, Class> kind_;
