@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <map>
 #include <random>
 
 #include "hotswap/tokenizers/test_against_python.h"
@@ -30,21 +31,56 @@ class Kinds : public test_support::WithTransformers<> {
     for (int64_t i = 0; i < count; ++i) out.push_back(random_text(random));
     return out;
   }
+
+  // Where blocks of code points begin: all of them in a full run, else one in `rarity`, of those below U+3000, where
+  // most classes are, 16 times as many.
+  std::vector<char32_t> blocks(uint64_t rarity) {
+    const bool whole = strings_of_full_run() > 0;
+    std::vector<char32_t> out;
+    for (char32_t first = 0; first < 0x110000; first += kBlock) {
+      if (first >= 0xD800 && first < 0xE000) continue;
+      if (whole || random() % (first < 0x3000 ? rarity / 16 : rarity) == 0) out.push_back(first);
+    }
+    return out;
+  }
+  static constexpr char32_t kBlock = 64;
 };
 
-TEST_F(Kinds, Trained) {
-  std::vector<std::filesystem::path> files;
+// The trained tokenizers; in a full run also those with a large vocabulary, and the recorded files where they are.
+std::map<std::string, std::filesystem::path> tokenizer_files() {
+  std::map<std::string, std::filesystem::path> files;
   for (const auto& entry :
        std::filesystem::directory_iterator(test_support::made_data("tokenizers/train_tokenizers.py")))
-    files.push_back(entry.path());
+    files.emplace(entry.path().stem().string(), entry.path());
+  if (strings_of_full_run() == 0) return files;
+  for (const auto& golden : test_support::golden_folders(
+           "tokenizers/golden_tokenizers.py",
+           {"tokenizers/gpt2", "tokenizers/split_nfc", "tokenizers/metaspace", "tokenizers/normalizers"},
+           {"models/stories260k", "models/smollm2-135m-instruct", "tokenizers/gpt2", "tokenizers/mistral-v0.3",
+            "tokenizers/qwen3"}))
+    files.emplace(cat(golden.script.empty() ? "recorded " : "made ", golden.folder), golden.path() / "tokenizer.json");
+  return files;
+}
+
+// A line a file while a full run goes on.
+void report_equal(const std::string& name, int64_t count, const char* what) {
+  if (strings_of_full_run() == 0) return;
+  std::printf("%s: %lld %s\n", name.c_str(), static_cast<long long>(count), what);
+  std::fflush(stdout);
+}
+
+TEST_F(Kinds, Trained) {
+  const auto files = tokenizer_files();
   ASSERT_GE(files.size(), 15u);
-  const auto all = std::max<int64_t>(strings_of_full_run(), 60 * static_cast<int64_t>(files.size()));
+  const auto count = static_cast<int64_t>(files.size());
+  const int64_t each = std::max<int64_t>((strings_of_full_run() + count - 1) / count, 60);
   constexpr int64_t kAtOnce = 6000;  // of one file: what Python's answers may take of memory
-  for (int64_t left = all / static_cast<int64_t>(files.size()); left > 0; left -= kAtOnce) {
-    for (const auto& file : files) {
+  for (const auto& [name, file] : files) {
+    for (int64_t left = each; left > 0; left -= kAtOnce) {
       expect_as_python({{{"file", file.string()}, {"texts", texts(std::min(left, kAtOnce))}}});
       if (HasFailure()) return;
     }
+    report_equal(name, each, "random strings");
   }
 }
 
@@ -83,23 +119,44 @@ std::vector<std::string> mirrors() {
 
 // Each code point after a letter and before one, next to a blank and next to another of its neighbours.
 TEST_F(Kinds, EveryCodePoint) {
-  constexpr char32_t kBlock = 64;
-  const bool whole = strings_of_full_run() > 0;
   Plain lines = Plain::array();
-  for (char32_t first = 0; first < 0x110000; first += kBlock) {
-    if (first >= 0xD800 && first < 0xE000) continue;
-    const bool dense = first < 0x3000;  // where most classes are
-    if (!whole && random() % (dense ? 16 : 256) != 0) continue;
+  for (const char32_t first : blocks(256)) {
     std::string text;
     for (char32_t c = first; c < first + kBlock; ++c) text += cat("a", utf8_of(c), "b ", utf8_of(c), utf8_of(c));
     lines.push_back(text);
   }
+  const bool whole = strings_of_full_run() > 0;
   Plain jobs = Plain::array();
   for (const std::string& json : mirrors()) {
     jobs.push_back({{"tokenizer", json}, {"texts", lines}});
     if (!whole) continue;
     expect_as_python(jobs);  // one by one: the oracle has a few minutes
     jobs.clear();
+  }
+  if (!whole) expect_as_python(jobs);
+}
+
+// Each code point between two letters, through the whole tokenizer of each file.
+TEST_F(Kinds, EveryCodePointOfEachFile) {
+  const bool whole = strings_of_full_run() > 0;
+  constexpr size_t kAtOnce = 2000;  // lines of one file: what Python's answers may take of memory
+  const std::vector<char32_t> all = blocks(1024);
+  Plain jobs = Plain::array();
+  for (const auto& [name, file] : tokenizer_files()) {
+    Plain lines = Plain::array();
+    for (const char32_t first : all) {
+      std::string text;
+      for (char32_t c = first; c < first + kBlock; ++c) text += cat("a", utf8_of(c), "b");
+      lines.push_back(text);
+      if (lines.size() < kAtOnce && first != all.back()) continue;
+      jobs.push_back({{"file", file.string()}, {"texts", std::move(lines)}, {"brief", true}});
+      lines = Plain::array();
+      if (!whole) continue;
+      expect_as_python(jobs);
+      if (HasFailure()) return;
+      jobs.clear();
+    }
+    report_equal(name, static_cast<int64_t>(all.size() * kBlock), "code points");
   }
   if (!whole) expect_as_python(jobs);
 }

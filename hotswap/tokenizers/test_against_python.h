@@ -21,6 +21,10 @@ for job in json.load(open(sys.argv[1])):
     t = Tokenizer.from_str(job["tokenizer"]) if "tokenizer" in job else Tokenizer.from_file(job["file"])
     rows = []
     for text in job["texts"]:
+        if job.get("brief"):
+            plain = t.encode(text, add_special_tokens=False)
+            rows.append({"ids": plain.ids, "offsets": plain.offsets, "decoded": t.decode(plain.ids, skip_special_tokens=False)})
+            continue
         plain, special = t.encode(text, add_special_tokens=False), t.encode(text)
         rows.append({"plain": shown(plain), "special": shown(special), "pair": shown(t.encode(text, text[:3])),
                      "decoded": t.decode(plain.ids, skip_special_tokens=False),
@@ -36,8 +40,9 @@ inline Plain shown(const Encoding& e) {
   return {{"ids", e.ids}, {"type_ids", e.type_ids}, {"tokens", e.tokens}, {"offsets", offsets}};
 }
 
-inline Plain ours(const Tokenizer& t, const std::string& text) {
+inline Plain ours(const Tokenizer& t, const std::string& text, bool brief) {
   const Encoding plain = t.encode(text, false);
+  if (brief) return {{"ids", plain.ids}, {"offsets", plain.offsets}, {"decoded", t.decode(plain.ids)}};
   const Encoding special = t.encode(text);
   std::string head;  // the first three characters
   for (size_t at = 0, count = 0; at < text.size() && count < 3; ++count) {
@@ -54,7 +59,8 @@ inline Plain ours(const Tokenizer& t, const std::string& text) {
           {"tail", t.decode(ids.subspan(ids.empty() ? 0 : 1))}};
 }
 
-// jobs: [{"tokenizer": text of a tokenizer.json | "file": its path, "texts": [...]}]
+// jobs: [{"tokenizer": text of a tokenizer.json | "file": its path, "texts": [...]}]; with "brief": true only the ids,
+// offsets and decoded text of each text by itself, for texts that are many and long.
 inline void expect_as_python(const Plain& jobs) {
   const TempFolder scratch;
   write_file(scratch / "script.py", kOracleScript);
@@ -69,7 +75,7 @@ inline void expect_as_python(const Plain& jobs) {
                                     ? Tokenizer::from_file(jobs[i]["file"].get<std::string>())
                                     : Tokenizer::from_json(jobs[i]["tokenizer"].get<std::string>(), "small");
     for (size_t k = 0; k < jobs[i]["texts"].size(); ++k) {
-      const Plain got = ours(tokenizer, jobs[i]["texts"][k].get<std::string>());
+      const Plain got = ours(tokenizer, jobs[i]["texts"][k].get<std::string>(), jobs[i].value("brief", false));
       if (got == wanted[i][k]) continue;
       if (++shown_failures > 8) return;
       const std::string which = jobs[i].contains("file") ? jobs[i]["file"].get<std::string>()
