@@ -55,6 +55,7 @@ def known_variables() -> set[str]:
         *ROOT.glob("bench/*.py"),
         *ROOT.glob("tests/*.py"),
         *ROOT.glob("python/**/*.py"),
+        *ROOT.glob("hotswap/**/*_test.cpp"),
     ]
     text = "\n".join(p.read_text() for p in files if p.is_file() and p != Path(__file__).resolve())
     return set(VARIABLE.findall(text))
