@@ -1,10 +1,15 @@
-# The preset `fuzz`: bin/fuzz_<target>, libFuzzer programs under ASan and UBSan, one for each parser of the Hub, one for
-# the tokenizers, one for chat templates and one for grammars. `./x check --fuzz` builds and runs them; the fuzz_test.cpp of these rooms has them.
+# The preset `fuzz`: bin/fuzz_<target>, libFuzzer programs under ASan and UBSan, one for each parser of what comes from
+# outside. `./x check --fuzz` builds and runs them; the fuzz_test.cpp of each room has its targets.
 add_custom_target(fuzzers)
+# hotswap_fuzzer(TARGET ROOM [OBJECTS... LINK...: instead of the room's])
 function(hotswap_fuzzer target room)
-  add_executable(fuzz_${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_SOURCE_DIR}/${room}/fuzz_test.cpp"
-                 ${HOTSWAP_OBJECTS_${room}})
-  hotswap_compile(fuzz_${target} "${HOTSWAP_LINK_${room}}" ON std)
+  cmake_parse_arguments(ARG "" "" "OBJECTS;LINK" ${ARGN})
+  if(NOT ARG_OBJECTS)
+    set(ARG_OBJECTS ${HOTSWAP_OBJECTS_${room}})
+    set(ARG_LINK ${HOTSWAP_LINK_${room}})
+  endif()
+  add_executable(fuzz_${target} EXCLUDE_FROM_ALL "${CMAKE_CURRENT_SOURCE_DIR}/${room}/fuzz_test.cpp" ${ARG_OBJECTS})
+  hotswap_compile(fuzz_${target} "${ARG_LINK}" ON std)
   target_compile_definitions(fuzz_${target} PRIVATE HOTSWAP_FUZZ_TARGET="${target}")
   target_link_options(fuzz_${target} PRIVATE -fsanitize=fuzzer)
   add_dependencies(fuzzers fuzz_${target})
@@ -12,6 +17,20 @@ endfunction()
 foreach(target names variants metadata lock build_toml answers bundle)
   hotswap_fuzzer(${target} hub)
 endforeach()
+hotswap_fuzzer(http_request http)
 hotswap_fuzzer(tokenizer tokenizers)
 hotswap_fuzzer(template chat)
 hotswap_fuzzer(grammar grammar)
+# Of the room serve what reads requests and answers. The rest runs models, and would take an hour to compile.
+set(readers answer_rules.cpp api_error.cpp call_scanner.cpp call_scanner_arguments.cpp channel_parser.cpp
+    chat_messages.cpp message_parser.cpp python_literal.cpp request_body.cpp tool_formats.cpp tools.cpp)
+list(TRANSFORM readers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/serve/")
+add_library(fuzz_readers OBJECT EXCLUDE_FROM_ALL ${readers})
+set(link ${HOTSWAP_LINK_chat} ${HOTSWAP_LINK_grammar})
+list(REMOVE_DUPLICATES link)
+hotswap_compile(fuzz_readers "${link}" ON std)
+set(objects $<TARGET_OBJECTS:fuzz_readers> ${HOTSWAP_OBJECTS_chat} ${HOTSWAP_OBJECTS_grammar})
+list(REMOVE_DUPLICATES objects)
+foreach(target request message)
+  hotswap_fuzzer(${target} serve OBJECTS ${objects} LINK ${link})
+endforeach()

@@ -1,7 +1,4 @@
-// What chat templates withstand: any text ends in a rendering within the limits, or in a TemplateError. Built with
-// HOTSWAP_FUZZ_TARGET it is a libFuzzer program (`./x check --fuzz`); in the tests it runs over the inputs that are
-// kept in hotswap/chat/fuzz/template/.
-#include "hotswap/base/file.h"
+// What chat templates withstand: any text ends in a rendering within the limits, or in a TemplateError.
 #include "hotswap/base/fuzz_support.h"
 #include "hotswap/chat/jinja/interpreter.h"
 #include "hotswap/chat/jinja/template.h"
@@ -28,7 +25,7 @@ const nlohmann::ordered_json& context() {
   return made;
 }
 
-void run(const std::string& source) {
+void fuzz_template(const std::string& source) {
   try {
     const jinja::Template compiled(source, kLimits);
     const jinja::Rendered rendered = compiled.render(context());
@@ -43,33 +40,9 @@ void run(const std::string& source) {
   }
 }
 
-}  // namespace
-}  // namespace hotswap
-
-#ifdef HOTSWAP_FUZZ_TARGET
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  hotswap::run(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}
-
-#else
-
-#include <gtest/gtest.h>
-
-namespace hotswap {
-namespace {
-
-TEST(ChatFuzzCorpus, EveryKeptInputEndsInATextOrAnError) {
-  const int inputs = test_support::each_kept_input(HOTSWAP_SOURCE_DIR "/hotswap/chat/fuzz/template",
-                                                   [](const std::filesystem::path& file) {
-                                                     SCOPED_TRACE(file.string());
-                                                     run(read_file(file));
-                                                   });
-  EXPECT_GT(inputs, 0);
-}
+constexpr test_support::FuzzTarget kTemplateFuzz[] = {{"template", fuzz_template}};
 
 }  // namespace
 }  // namespace hotswap
 
-#endif
+HOTSWAP_FUZZ_TARGETS(chat, kTemplateFuzz)

@@ -1,16 +1,12 @@
 // What each parser of this room must withstand: any bytes end in a value that keeps its promises, or in an Error.
-// Built with HOTSWAP_FUZZ_TARGET="names" and so on it is a libFuzzer program (`./x check --fuzz`); in the tests it runs
-// over the inputs that are kept in hotswap/hub/fuzz/<target>/.
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
-#include <string_view>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/base/fuzz_support.h"
-#include "hotswap/base/log.h"
 #include "hotswap/hub/names/kernel_ref.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/hub/names/variant.h"
@@ -150,58 +146,19 @@ void bundle(const std::string& text) {
   TrustRoot::parse(text, "root");
 }
 
-struct FuzzTarget {
-  const char* name;
-  void (*run)(const std::string& text);
-};
-constexpr FuzzTarget kTargets[] = {{"names", names},  {"variants", variants},     {"metadata", metadata},
-                                   {"lock", lock},    {"build_toml", build_toml}, {"answers", answers},
-                                   {"bundle", bundle}};
-
-void run(const FuzzTarget& target, const std::string& text) {
+template <void (*parse)(const std::string& text)>
+void run(const std::string& text) {
   try {
-    target.run(text);
+    parse(text);
   } catch (const Error&) {  // the only way out but a value
   }
 }
 
-}  // namespace
-}  // namespace hotswap
-
-#ifdef HOTSWAP_FUZZ_TARGET
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  static const hotswap::Target& target = []() -> const hotswap::Target& {
-    hotswap::set_log_level(hotswap::LogLevel::kError);
-    for (const hotswap::Target& one : hotswap::kTargets) {
-      if (one.name == std::string_view(HOTSWAP_FUZZ_TARGET)) return one;
-    }
-    std::abort();
-  }();
-  hotswap::run(target, std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}
-
-#else
-
-#include <gtest/gtest.h>
-
-namespace hotswap {
-namespace {
-
-// Seeds, and what the fuzzers found: each a file of its own.
-TEST(FuzzCorpus, EveryKeptInputEndsInAValueOrAnError) {
-  for (const FuzzTarget& target : kTargets) {
-    const auto kept = cat(HOTSWAP_SOURCE_DIR "/hotswap/hub/fuzz/", target.name);
-    const int inputs = test_support::each_kept_input(kept, [&](const std::filesystem::path& file) {
-      SCOPED_TRACE(file.string());
-      run(target, read_file(file));
-    });
-    EXPECT_GT(inputs, 0) << target.name;
-  }
-}
+constexpr test_support::FuzzTarget kHubFuzz[] = {
+    {"names", run<names>},           {"variants", run<variants>}, {"metadata", run<metadata>}, {"lock", run<lock>},
+    {"build_toml", run<build_toml>}, {"answers", run<answers>},   {"bundle", run<bundle>}};
 
 }  // namespace
 }  // namespace hotswap
 
-#endif
+HOTSWAP_FUZZ_TARGETS(hub, kHubFuzz)

@@ -6,7 +6,7 @@
 #include "hotswap/grammar/gbnf.h"
 #include "hotswap/models/trunk_input.h"
 #include "hotswap/serve/chat_messages.h"
-#include "hotswap/serve/grammar_constraint.h"
+#include "hotswap/serve/message_part.h"
 
 namespace hotswap::serve {
 namespace {

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "hotswap/base/error.h"
+#include "hotswap/serve/message_part.h"
 
 namespace hotswap::serve {
 

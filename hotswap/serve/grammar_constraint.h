@@ -30,7 +30,4 @@ class GrammarConstraint : public TokenConstraint {
   std::string recent_;  // the end of the thoughts' text
 };
 
-inline constexpr const char* kThinkOpen = "<think>";
-inline constexpr const char* kThinkClose = "</think>";
-
 }  // namespace hotswap::serve

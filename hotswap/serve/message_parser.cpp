@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "hotswap/serve/grammar_constraint.h"
+#include "hotswap/serve/message_part.h"
 
 namespace hotswap::serve {
 namespace {

@@ -9,6 +9,8 @@
 
 namespace hotswap::serve {
 
+inline constexpr const char* kThinkOpen = "<think>";
+inline constexpr const char* kThinkClose = "</think>";
 inline constexpr std::string_view kBlanks = " \t\r\n";
 
 inline bool is_blank(char c) { return kBlanks.find(c) != std::string_view::npos; }

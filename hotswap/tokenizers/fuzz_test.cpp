@@ -1,10 +1,7 @@
 // What the tokenizers withstand: a first line that is a text, and a tokenizer.json after it, end in tokens that cover
-// the text, or in an Error. Built with HOTSWAP_FUZZ_TARGET it is a libFuzzer program (`./x check --fuzz`); in the tests
-// it runs over the inputs that are kept in hotswap/tokenizers/fuzz/tokenizer/.
+// the text, or in an Error.
 #include "hotswap/base/error.h"
-#include "hotswap/base/file.h"
 #include "hotswap/base/fuzz_support.h"
-#include "hotswap/base/log.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
@@ -12,7 +9,7 @@ namespace {
 
 using test_support::must;
 
-void run(const std::string& input) {
+void fuzz_tokenizer(const std::string& input) {
   const size_t end = std::min(input.find('\n'), input.size());
   const std::string_view text = std::string_view(input).substr(0, end);
   try {
@@ -28,34 +25,9 @@ void run(const std::string& input) {
   }
 }
 
-}  // namespace
-}  // namespace hotswap
-
-#ifdef HOTSWAP_FUZZ_TARGET
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  hotswap::set_log_level(hotswap::LogLevel::kError);
-  hotswap::run(std::string(reinterpret_cast<const char*>(data), size));
-  return 0;
-}
-
-#else
-
-#include <gtest/gtest.h>
-
-namespace hotswap {
-namespace {
-
-TEST(TokenizerFuzzCorpus, EveryKeptInputEndsInAValueOrAnError) {
-  const int inputs = test_support::each_kept_input(HOTSWAP_SOURCE_DIR "/hotswap/tokenizers/fuzz/tokenizer",
-                                                   [](const std::filesystem::path& file) {
-                                                     SCOPED_TRACE(file.string());
-                                                     run(read_file(file));
-                                                   });
-  EXPECT_GT(inputs, 0);
-}
+constexpr test_support::FuzzTarget kTokenizerFuzz[] = {{"tokenizer", fuzz_tokenizer}};
 
 }  // namespace
 }  // namespace hotswap
 
-#endif
+HOTSWAP_FUZZ_TARGETS(tokenizers, kTokenizerFuzz)
