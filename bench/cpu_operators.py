@@ -1,8 +1,8 @@
-"""Softmax, sparsemax, DyT, the divergences, group norm and AdamW on a CPU beside torch's own, in turns.
+"""Softmax, sparsemax, DyT, the divergences, group norm and AdamW on a CPU beside torch's own, interleaved.
 
     HOTSWAP_PACKAGES=build/packages python -m bench cpu_operators [--threads 1,2] [--only softmax,tvd] [--csv FILE]
 
-Each case: our result is checked against torch's in float64 first, then both are timed in turns, the best of many. A step is
+Each case: our result is checked against torch's in float64 first, then both are timed alternately, the best of many. A step is
 forward and backward, as a user calls them. Shapes are a row of a vocabulary, a hidden size, and short rows.
 """
 

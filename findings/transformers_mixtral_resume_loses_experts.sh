@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # transformers 5.24.0 (5.17.0 too): Trainer resumes a Mixtral from its own checkpoint without the experts and the router. Saving writes them
-# under the names of published checkpoints (block_sparse_moe.experts.0.w1 ...), from_pretrained turns these into the model's stacked
+# under the names of published checkpoints (block_sparse_moe.experts.0.w1 ...), from_pretrained makes of these the model's stacked
 # tensors, but Trainer's way of loading a checkpoint does not: it warns of missing and unexpected keys, and trains on with the
 # experts that the new model was made with, and with the optimizer's states of those that were saved.
 # Natural guess: train(resume_from_checkpoint=...) begins with the weights of the checkpoint, as its model.safetensors has them.

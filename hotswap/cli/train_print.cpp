@@ -69,7 +69,7 @@ void print_step_check(const StepCheck& check) {
   constexpr size_t kShown = 10;
   std::fprintf(stderr, "update %lld with kernels: loss %.9g; without: %.9g\n", static_cast<long long>(check.step),
                check.loss, check.stock_loss);
-  std::fprintf(stderr, "gradients, |with - without| / |without|, the largest of %zu:\n", check.rows.size());
+  std::fprintf(stderr, "gradients that differ most of %zu, |with - without| / |without|:\n", check.rows.size());
   for (size_t i = 0; i < std::min(kShown, check.rows.size()); ++i) {
     const StepCheck::Row& row = check.rows[i];
     std::fprintf(stderr, "  %-10s |%s|  %s\n", number(row.difference).c_str(), number(row.norm).c_str(),

@@ -88,7 +88,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       throw Error({.kind = ErrorKind::kUnsupported,
                    .wanted = "a gradient through a layer whose activations are made again",
                    .got = "a gradient of the gradient",
-                   .next = "turn gradient checkpointing off for double backward (create_graph)"});
+                   .next = "disable gradient checkpointing for double backward (create_graph)"});
     }
     const auto call = c10::static_intrusive_pointer_cast<Call>(ctx->saved_data["call"].toCapsule());
     variable_list saved = call->offload ? variable_list{} : ctx->get_saved_variables();

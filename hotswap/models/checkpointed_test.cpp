@@ -24,7 +24,7 @@ using test_support::tiny;
 Tensor some_ids() { return at::randint(1, 40, {2, 11}, at::kLong); }
 
 // The loss, then the gradients of all that learns, by name.
-std::map<std::string, Tensor> step(CausalLM& model, const Tensor& ids) {
+std::map<std::string, Tensor> loss_and_gradients(CausalLM& model, const Tensor& ids) {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(7);  // of dropout
   model.each_trained([](const std::string&, Tensor& t) { t.mutable_grad() = Tensor(); });
@@ -35,7 +35,7 @@ std::map<std::string, Tensor> step(CausalLM& model, const Tensor& ids) {
   return made;
 }
 
-void expect_same(const std::map<std::string, Tensor>& got, const std::map<std::string, Tensor>& expected) {
+void expect_same_step(const std::map<std::string, Tensor>& got, const std::map<std::string, Tensor>& expected) {
   ASSERT_EQ(got.size(), expected.size());
   for (const auto& [name, tensor] : expected) {
     ASSERT_EQ(got.at(name).defined(), tensor.defined()) << name;
@@ -57,12 +57,12 @@ TEST_P(Checkpointed, AStepHasTheSameBits) {
   const Tensor ids = some_ids();
   for (const bool kernels : {false, true}) {
     if (kernels) model->kernelize();
-    const auto expected = step(*model, ids);
+    const auto expected = loss_and_gradients(*model, ids);
     for (const Way& way : {Way{1, false}, Way{2, false}, Way{1, true}}) {
       SCOPED_TRACE(cat("kernels ", kernels, ", every ", way.every_n_layers));
       model->gradient_checkpointing_enable(way.every_n_layers, way.offload);
       EXPECT_TRUE(model->is_gradient_checkpointing());
-      expect_same(step(*model, ids), expected);
+      expect_same_step(loss_and_gradients(*model, ids), expected);
       model->gradient_checkpointing_disable();
     }
   }
@@ -82,16 +82,16 @@ TEST(CheckpointedSteps, AnAdaptersDropoutIsDrawnAgain) {
   model->each_trained([](const std::string&, Tensor& t) { t.data().normal_(0, 0.1); });
   model->train();
   const Tensor ids = some_ids();
-  const auto expected = step(*model, ids);
+  const auto expected = loss_and_gradients(*model, ids);
   model->gradient_checkpointing_enable();
   const auto generator_after = [&] {
-    const auto made = step(*model, ids);
+    const auto made = loss_and_gradients(*model, ids);
     return std::pair(made, at::globalContext().defaultGenerator(at::kCPU).get_state());
   };
   const auto [made, state] = generator_after();
-  expect_same(made, expected);
+  expect_same_step(made, expected);
   model->gradient_checkpointing_disable();
-  step(*model, ids);
+  loss_and_gradients(*model, ids);
   EXPECT_TRUE(at::equal(state, at::globalContext().defaultGenerator(at::kCPU).get_state()))
       << "drawing again leaves no trace";
 }
@@ -114,7 +114,7 @@ TEST(CheckpointedSteps, RouterLogitsHaveTheirGradients) {
   };
   const auto expected = loss();
   model->gradient_checkpointing_enable();
-  expect_same(loss(), expected);
+  expect_same_step(loss(), expected);
 }
 
 // Bytes that torch's allocators report as they come and go in this thread.

@@ -14,7 +14,7 @@
 namespace hotswap {
 namespace {
 
-std::shared_ptr<PackedDataset> counting() {
+std::shared_ptr<PackedDataset> count_to_eight() {
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 64; ++i) ids.push_back(i % 8);
   return std::make_shared<PackedDataset>(ids, 8);
@@ -24,11 +24,11 @@ struct Ran {
   std::vector<Tensor> parameters;
   std::vector<StepCheck> checks;
 };
-Ran run(std::optional<int64_t> check_step) {
+Ran run_checked(std::optional<int64_t> check_step) {
   Ran ran;
   const auto model = test_support::tiny_llama({.layers = 2});
   model->kernelize();
-  Trainer trainer(model, {.per_device_train_batch_size = 2, .max_steps = 4, .learning_rate = 1e-2}, counting(),
+  Trainer trainer(model, {.per_device_train_batch_size = 2, .max_steps = 4, .learning_rate = 1e-2}, count_to_eight(),
                   {.check_step = check_step, .on_step_check = [&](const StepCheck& c) { ran.checks.push_back(c); }});
   trainer.train();
   ran.parameters = model->parameters();
@@ -36,7 +36,7 @@ Ran run(std::optional<int64_t> check_step) {
 }
 
 TEST(StepCheck, AgreesAndLeavesNoTrace) {
-  const Ran checked = run(3), plain = run(std::nullopt);
+  const Ran checked = run_checked(3), plain = run_checked(std::nullopt);
   ASSERT_EQ(checked.checks.size(), 1u);
   const StepCheck& check = checked.checks[0];
   EXPECT_EQ(check.step, 3);
@@ -62,7 +62,7 @@ TEST(StepCheck, NamesTheLayerWhoseKernelIsWrong) {
       return std::tuple(stock::rms_norm(h, weight.detach(), eps, offset, casting), h);
     });
   });
-  const Tensor ids = counting()->batch({0, 1}).input_ids;
+  const Tensor ids = count_to_eight()->batch({0, 1}).input_ids;
   const StepCheck check = check_step(*model, [&] {
     const Tensor loss = (*model)({.input_ids = ids, .labels = ids}).loss;
     loss.backward();
@@ -75,7 +75,7 @@ TEST(StepCheck, NamesTheLayerWhoseKernelIsWrong) {
 
 TEST(StepCheck, NeedsKernels) {
   const auto model = test_support::tiny_llama();
-  Trainer trainer(model, {.max_steps = 1}, counting(), {.check_step = 1});
+  Trainer trainer(model, {.max_steps = 1}, count_to_eight(), {.check_step = 1});
   EXPECT_NE(test_support::message_of([&] { trainer.train(); }).find("a model with kernels"), std::string::npos);
 }
 

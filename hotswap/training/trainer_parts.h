@@ -126,7 +126,7 @@ struct StepCheck {
   };
   int64_t step = 0;  // from 1, as in the log
   double loss = 0, stock_loss = 0;
-  std::vector<Row> rows;  // the largest difference first
+  std::vector<Row> rows;  // by difference, descending
   nlohmann::json to_json() const;
 };
 

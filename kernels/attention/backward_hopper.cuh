@@ -23,14 +23,14 @@ __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_c
   find_job<B>(a, m);
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    give_registers<B::kLoaderRegisters>();
+    setmaxnreg_dec<B::kLoaderRegisters>();
     const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
     if (threadIdx.x == 0)
       load_steps<B>(a, m);
     else if (1 <= warp && warp <= B::kWorkers && threadIdx.x % 32 == 0)
       add_sums<B>(a, m, warp - 1);
   } else {
-    take_registers<B::kWorkerRegisters>();
+    setmaxnreg_inc<B::kWorkerRegisters>();
     BackwardWorker<B>{a, m}.run();
   }
 #endif

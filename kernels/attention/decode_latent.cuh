@@ -364,13 +364,13 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   __syncthreads();
   const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);
   if (group == 0) {
-    give_registers<L::kLoaderRegisters>();
+    setmaxnreg_dec<L::kLoaderRegisters>();
     LatentLoader<L>{a, keys, part, m, chunks}.run();
   } else if (group == 1) {
-    take_registers<L::kWorkerRegisters>();
+    setmaxnreg_inc<L::kWorkerRegisters>();
     work_on_latent<L, 0>(a, part, m, chunks);
   } else {
-    take_registers<L::kWorkerRegisters>();
+    setmaxnreg_inc<L::kWorkerRegisters>();
     work_on_latent<L, 1>(a, part, m, chunks);
   }
 #endif

@@ -19,10 +19,10 @@ __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_co
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    give_registers<F::kLoaderRegisters>();
+    setmaxnreg_dec<F::kLoaderRegisters>();
     if (threadIdx.x < 32) load_tiles<F>(a, m);
   } else {
-    take_registers<F::kWorkerRegisters>();
+    setmaxnreg_inc<F::kWorkerRegisters>();
     Worker<F>{a, m}.run();
   }
 #endif

@@ -30,7 +30,7 @@ constexpr int kChunk = 512;  // columns of a stage of weights
 constexpr int kMaxStages = 4, kPanels = 8;
 constexpr int64_t kShared = 227 << 10;
 
-// Blocks that begin at multiples of 16 bytes every 512 columns, and whose codes lie by columns.
+// Blocks that begin at multiples of 16 bytes every 512 columns, and whose codes are stored by columns.
 template <Packing P>
 constexpr bool kTakesTiles = P != Packing::kQ6_K&& P != Packing::kQ5_0;
 
@@ -217,10 +217,10 @@ class Consumer {
   }
 
   // Where a group of 32 columns of a piece is: its block in the row, and which of the block's groups.
-  struct Place {
+  struct GroupPosition {
     int block, group;
   };
-  static __device__ __forceinline__ Place place_of(int piece, int group) {
+  static __device__ __forceinline__ GroupPosition position_of(int piece, int group) {
     using L = Layout<P>;
     if constexpr (L::kWeights <= G::kColumns) {
       constexpr int kBlocks = G::kColumns / L::kWeights;
@@ -248,7 +248,7 @@ class Consumer {
           first[r] = first[r + 2] = second[r] = second[r + 2] = 0;
           continue;
         }
-        const Place at = place_of(piece, group);
+        const GroupPosition at = position_of(piece, group);
         if (G::kSets > 1 || group == 0) {
           to.scale[r][group % G::kSets] = group_scale<P>(words, at.block, at.group, 0);
           if constexpr (kernels::kIsInt4<P>) zero = words.word<true>(at.block) & 255u;
@@ -309,11 +309,11 @@ __global__ void __launch_bounds__(kThreads, 1) packed_tiles_kernel(const __grid_
   launch_dependents();
   grid_dependency_wait();
   if (threadIdx.x < kWarpgroup) {
-    give_registers<kProducerRegisters>();
+    setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x < 32) fetch_weights<P, N>(a, m);
     if (threadIdx.x == 32) fetch_x<P, N>(a, m);
   } else {
-    take_registers<kConsumerRegisters>();
+    setmaxnreg_inc<kConsumerRegisters>();
     Consumer<P, T, N>(a, m).run();
   }
 #endif

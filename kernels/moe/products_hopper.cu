@@ -16,10 +16,10 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_rows(const __grid_consta
 #if MOE_HOPPER_CODE
   auto& m = begin_block<T>(a.w);
   if (threadIdx.x < kWarpgroup) {
-    give_registers<kLoaderRegisters>();
+    setmaxnreg_dec<kLoaderRegisters>();
     load_rows<T, kByInputs, Columns::kPlain>(a, m);
   } else {
-    take_registers<kWorkerRegisters>();
+    setmaxnreg_inc<kWorkerRegisters>();
     Worker<T, false, kByInputs> worker(m);
     Walk<Columns::kPlain> walk(a);
     RowTile tile;

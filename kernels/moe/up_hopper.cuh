@@ -17,11 +17,11 @@ __global__ void __launch_bounds__(kThreads, 1) activate_product(const __grid_con
 #if MOE_HOPPER_CODE
   auto& m = begin_block<T>(a.w);
   if (threadIdx.x < kWarpgroup) {
-    give_registers<kLoaderRegisters>();
+    setmaxnreg_dec<kLoaderRegisters>();
     load_rows<T, kByInputs, kColumns>(a, m);
     return;
   }
-  take_registers<kWorkerRegisters>();
+  setmaxnreg_inc<kWorkerRegisters>();
   Worker<T, false, kByInputs> w(m);
   Walk<kColumns> walk(a);
   RowTile tile;

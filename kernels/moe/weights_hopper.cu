@@ -128,10 +128,10 @@ __global__ void __launch_bounds__(kThreads, 1) multiply_weights(const __grid_con
 #if MOE_HOPPER_CODE
   auto& m = begin_block<T>(a.flat_map);
   if (threadIdx.x < kWarpgroup) {
-    give_registers<kLoaderRegisters>();
+    setmaxnreg_dec<kLoaderRegisters>();
     load_steps<T>(a, m);
   } else {
-    take_registers<kWorkerRegisters>();
+    setmaxnreg_inc<kWorkerRegisters>();
     Worker<T, true, true> worker(m);
     for (int t = blockIdx.x; t < a.tiles; t += gridDim.x) {
       const WeightTile tile(a, t);

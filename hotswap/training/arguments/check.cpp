@@ -4,7 +4,6 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/nearest_name.h"
 #include "hotswap/training/arguments/training_arguments.h"
-#include "hotswap/training/optimizers/optimizer.h"
 
 namespace hotswap {
 namespace {
@@ -74,7 +73,7 @@ void check(const TrainingArguments& a) {
   one_of("eval_strategy", a.eval_strategy, {"no", "steps", "epoch"});
   one_of("save_strategy", a.save_strategy, {"no", "steps", "epoch", "best"});
   one_of("include_num_input_tokens_seen", a.include_num_input_tokens_seen, {"no", "all", "non_padding"});
-  optimizer_states_from(a.optimizer_states);  // Error for another name
+  one_of("optimizer_states", a.optimizer_states, {"parameter", "float32_master", "bfloat16_moments", "stochastic"});
   check_best_model(a);
 }
 
