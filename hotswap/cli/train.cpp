@@ -180,6 +180,12 @@ bool may_go_on(const TrainingArguments& arguments) {
   return !arguments.resume_from_checkpoint.empty() || (rank && rank->restarts > 0);
 }
 
+// The ranks of the attempt before may be on their way out: they notice within seconds that others are lost.
+double seconds_for_attempt_before() {
+  const auto rank = rank_environment();
+  return rank && rank->restarts > 0 ? 60 : 0;
+}
+
 struct TrainData {
   TrainFile train, held_out;
 };
@@ -213,7 +219,7 @@ void train(const TrainFlags& flags) {
     if (first && !may_go_on(arguments)) check_free(output);
   };
   check_output();  // before anything is read
-  const auto lock = first ? OutputLock::take(output) : nullptr;
+  const auto lock = first ? OutputLock::take(output, seconds_for_attempt_before()) : nullptr;
   check_output();  // a run may have ended meanwhile
   const ModelFlags source = source_of(flags, arguments);
   const auto lora = new_adapter(flags, source);

@@ -62,7 +62,7 @@ TEST_F(Train, ChecksAStep) {
   EXPECT_EQ(check["step"], 2);
   EXPECT_NEAR(check["loss"].get<double>(), check["stock_loss"].get<double>(), 1e-4);
   EXPECT_LT(check["gradients"][0]["difference"].get<double>(), 1e-2);
-  const Outcome without = run("train --model " + model() + " --train-file " + data() + " --output-dir " +
+  const Outcome without = run("train " + model() + " --train-file " + data() + " --output-dir " +
                               file("stock").string() + " --max-steps 1 --check-step 1");
   EXPECT_NE(without.err.find("pass --use-kernels"), std::string::npos) << without.err;
   EXPECT_NE(without.status, 0);

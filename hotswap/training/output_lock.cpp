@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
@@ -39,7 +41,8 @@ std::string holder(int fd) {
 
 }  // namespace
 
-std::shared_ptr<const OutputLock> OutputLock::take(const fs::path& folder) {
+std::shared_ptr<const OutputLock> OutputLock::take(const fs::path& folder, double wait) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(wait);
   const bool made = fs::create_directories(folder);
   const fs::path file = folder / kFile;
   while (true) {
@@ -55,7 +58,9 @@ std::shared_ptr<const OutputLock> OutputLock::take(const fs::path& folder) {
       if (why == EWOULDBLOCK) {
         const std::string process = holder(fd);
         ::close(fd);
-        refuse_folder(folder, process);
+        if (std::chrono::steady_clock::now() >= until) refuse_folder(folder, process);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        continue;
       }
       log_warning("no flock on the file system of ", folder.string(), " (", std::generic_category().message(why),
                   "): two runs in it would not be noticed");

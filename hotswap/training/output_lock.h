@@ -13,8 +13,8 @@ class OutputLock {
  public:
   // The file in the folder, which is no part of a run's output.
   static constexpr const char* kFile = ".hotswap-training.lock";
-  // Makes the folder where there is none. Error, with the process, where another run has it.
-  static std::shared_ptr<const OutputLock> take(const std::filesystem::path& folder);
+  // Makes the folder where there is none. Error, with the process, where another run still has it after `wait` seconds.
+  static std::shared_ptr<const OutputLock> take(const std::filesystem::path& folder, double wait = 0);
   ~OutputLock();  // the file is gone then, and a folder that take() made and nothing was written to
   OutputLock(const OutputLock&) = delete;
   OutputLock& operator=(const OutputLock&) = delete;

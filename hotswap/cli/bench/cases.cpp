@@ -35,7 +35,11 @@ const std::map<std::string, Place>& places() {
         if (manifest.backend != "cpu") continue;
         for (const auto& [layer, entry] : manifest.layers) {
           const auto op = entry.ops.find(role);
-          if (op != entry.ops.end()) found.try_emplace(op->second, Place{&manifest, layer, role});
+          if (op == entry.ops.end()) continue;
+          const Contract* contract = find_contract(entry.contract);
+          const bool returns = contract == nullptr || !contract->roles.at(role).schema.ends_with("-> ()");
+          if (returns)
+            found.try_emplace(op->second, Place{&manifest, layer, role});  // else there is nothing to compare
         }
       }
     }

@@ -1,1 +1,3 @@
-"""No layer: an optimizer is none."""
+"""The layer AdamW is the C++ host's: in Python the package has an optimizer."""
+
+__all__ = []
