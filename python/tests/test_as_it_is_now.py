@@ -24,6 +24,28 @@ from hotswap.generation import decode
 FUSED = pytest.mark.parametrize("fused", [False, True])
 
 
+@pytest.mark.parametrize("by, bound", [("deepspeed.runtime.zero.parameter_offload", True), ("deepspeed.profiling.profiler", False)])
+def test_hooks_that_bring_weights_to_a_part_that_has_none(by, bound):
+    """ZeRO-3 puts hooks on every module. On an activation they have nothing to bring, and the MLP runs ours."""
+    stock = model()
+    ours = hotswap.kernelize(copy.deepcopy(stock))
+
+    def hook(module, args):
+        called.append(module)
+
+    hook.__module__ = by
+    for m in (stock, ours):
+        for layer in m.model.layers:
+            layer.mlp.act_fn.register_forward_pre_hook(hook)
+    called = []
+    expected = step(stock)
+    called.clear()
+    same(step(ours), expected, by)
+    assert len(called) == (0 if bound else 2)
+    rows = [row for row in hotswap.report(ours).rows if row.layer == "SwiGLUMLP"]
+    assert [bool(row.package) for row in rows] == [bound] * 2 and all(bound or row.why == "act_fn has hooks" for row in rows)
+
+
 # ---- layers of one class with other settings -------------------------------------------------------------------------
 
 

@@ -15,7 +15,8 @@ PLAIN = (bool, int, float, str)
 NO_SETTINGS = frozenset({"training", "layer_idx", "forward", "_old_forward", "_hf_hook"})  # attributes that no formula depends on
 SLOTS = ("_old_forward", "forward")  # where an instance keeps a forward; accelerate's hooks call what is under the first
 _TENSORS = (torch.Tensor, nn.Parameter)
-_SHARDING = ("torch.distributed.", "deepspeed.")  # their hooks bring a module's weights and send them away again
+SHARDING = ("torch.distributed.", "deepspeed.")  # their hooks bring a module's weights and send them away again
+ZERO = ("deepspeed.runtime.zero.", "deepspeed.utils.nvtx")  # stage 3 hooks every module, those without weights too
 
 
 def _comes_from(hook) -> str:
@@ -24,12 +25,12 @@ def _comes_from(hook) -> str:
     return getattr(hook, "__module__", None) or type(hook).__module__
 
 
-def has_hooks(module: nn.Module, but_sharding: bool = False) -> bool:
-    """but_sharding: the hooks of FSDP and of DeepSpeed do not count."""
+def has_hooks(module: nn.Module, but_from: tuple = ()) -> bool:
+    """but_from: hooks of modules whose names begin so do not count."""
     if not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks):
         return False
     kinds = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return not but_sharding or any(not _comes_from(hook).startswith(_SHARDING) for hooks in kinds for hook in hooks.values())
+    return not but_from or any(not _comes_from(hook).startswith(but_from) for hooks in kinds for hook in hooks.values())
 
 
 def has_global_hooks() -> bool:
@@ -154,7 +155,7 @@ class Part:
             return f"{self.path} is a {type(part).__name__}"
         if "forward" in carried and own_forward(part) is not None:
             return f"{self.path} has a forward of its own"
-        if has_hooks(part):
+        if has_hooks(part, but_from=() if part._parameters or part._modules else ZERO):
             return f"{self.path} has hooks"
         if "_hf_hook" in carried and (hook := accelerate_hook(part)):
             return f"{self.path} has accelerate's {hook}"

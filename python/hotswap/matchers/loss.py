@@ -14,7 +14,7 @@ from transformers.utils import can_return_tuple
 
 from hotswap.core.arguments import check_accum_dtype
 from hotswap.core.packages import load, why_not_for
-from hotswap.core.plain import accelerate_hook, has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
+from hotswap.core.plain import SHARDING, accelerate_hook, has_global_hooks, has_hooks, is_parametrized, odd_weight, wrapped_forward
 from hotswap.core.replacement import Replacement, cache_name, class_of
 from hotswap.core.view import view
 from hotswap.matchers.heads import first_that_agrees
@@ -174,7 +174,7 @@ def why_logits(model, bound: bool = True) -> str:
         return f"lm_head is a {type(head).__name__}"
     if wrapped_forward(head) is not None:
         return "lm_head has a forward of its own"
-    if has_hooks(head, but_sharding=True) or has_global_hooks():
+    if has_hooks(head, but_from=SHARDING) or has_global_hooks():
         return "lm_head has hooks"
     if hook := accelerate_hook(head, but_placing=True):
         return f"lm_head has accelerate's {hook}"
