@@ -1,6 +1,7 @@
 #include "hotswap/layers/linked.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -95,7 +96,7 @@ struct FrozenFunction : torch::autograd::Function<FrozenFunction> {
     y = y.to(x.scalar_type()).addmm_(flat(x), weight.t());
     std::vector<int64_t> shape = x.sizes().vec();
     shape.back() = y.size(1);
-    return {y.view(shape), x};
+    return {at::_unsafe_view(y, shape), x};  // no view: what comes after may write its own gradient there
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {

@@ -43,7 +43,8 @@ class AdaptedProduct(torch.autograd.Function):
         y = y.to(x.dtype).addmm_(rows, weight.t())
         ctx.save_for_backward(x if read is None else read, weight, a, b, low)
         ctx.drops = read is not None
-        return y.view(*x.shape[:-1], y.shape[-1])
+        # No view of another tensor: what comes after may write its own gradient there.
+        return torch.ops.aten._unsafe_view.default(y, [*x.shape[:-1], y.shape[-1]])
 
     @staticmethod
     @functools.partial(first_order, "a frozen weight with an adapter")
