@@ -1,6 +1,7 @@
 // Rows of probabilities on the CPU. Compiled once per ISA.
 #include "kernels/common/cpu/math.h"
 #include "kernels/common/cpu/nontemporal.h"
+#include "kernels/common/cpu/tree_max.h"
 #include "kernels/probability/probability.h"
 
 namespace probability::HOTSWAP_ISA {
@@ -18,29 +19,12 @@ static T* row_of(void* data, int64_t row, int64_t stride) {
   return static_cast<T*>(data) + row * stride;
 }
 
-// A tree: of short rows the lanes one after another would take as long as the exponentials.
-static float max_of(F v) {
-#if HOTSWAP_AVX512 || HOTSWAP_AVX2
-#if HOTSWAP_AVX512
-  const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd((__m512)v), 1));
-  const __m256 w = _mm256_max_ps(_mm512_castps512_ps256((__m512)v), high);
-#else
-  const __m256 w = (__m256)v;
-#endif
-  const __m128 h = _mm_max_ps(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1));
-  const __m128 q = _mm_max_ps(h, _mm_movehl_ps(h, h));
-  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
-#else
-  return max_lane(v);
-#endif
-}
-
 template <class T>
 static float row_max(const T* x, int64_t n) {
   F most = splat<F>(-kInf);
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) most = max(load(x + i), most);
-  float top = max_of(most);
+  float top = tree_max(most);
   for (; i < n; ++i) top = to_float(x[i]) > top ? to_float(x[i]) : top;
   return top;
 }

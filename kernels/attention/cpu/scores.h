@@ -3,6 +3,7 @@
 
 #include "kernels/attention/cpu/tile.h"
 #include "kernels/common/cpu/math.h"
+#include "kernels/common/cpu/tree_max.h"
 
 namespace attention::HOTSWAP_ISA {
 
@@ -27,22 +28,6 @@ HOTSWAP_INLINE F lane_numbers() {
 // ALiBi's bias of the keys from `key` on.
 HOTSWAP_INLINE F distance_bias(const RowOptions& o, int64_t key) {
   return -o.slope * abs(float(key - o.place) + lane_numbers());
-}
-
-HOTSWAP_INLINE float largest(F v) {
-#if HOTSWAP_AVX512 || HOTSWAP_AVX2
-#if HOTSWAP_AVX512
-  const __m256 high = _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd((__m512)v), 1));
-  const __m256 w = _mm256_max_ps(_mm512_castps512_ps256((__m512)v), high);
-#else
-  const __m256 w = (__m256)v;
-#endif
-  const __m128 h = _mm_max_ps(_mm256_castps256_ps128(w), _mm256_extractf128_ps(w, 1));
-  const __m128 q = _mm_max_ps(h, _mm_movehl_ps(h, h));
-  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
-#else
-  return max_lane(v);
-#endif
 }
 
 // What a row has seen so far: its maximum and the sum of exp(score - maximum).
@@ -72,7 +57,7 @@ static float weigh(float* scores, int64_t begin, int64_t end, int64_t from, int6
   F max_yet = splat<F>(state.maximum);
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) max_yet = max(load(seen + i), max_yet);
-  float maximum = largest(max_yet);
+  float maximum = tree_max(max_yet);
   for (; i < count; ++i) maximum = seen[i] > maximum ? seen[i] : maximum;
   const float total = sweep_sum(count, [&](int64_t k, auto part) HOTSWAP_LAMBDA {
     const F p = keep(exp_within_87<kPrecision>(load(seen + k, part) - maximum), part);
