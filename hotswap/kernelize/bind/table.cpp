@@ -25,9 +25,9 @@ const std::vector<Contract>& table() {
   static const std::vector<Contract> rows = [] {
     using namespace binding;  // NOLINT(google-build-using-namespace)
     std::vector<Contract> all;
-    for (const auto family :
-         {norm_contracts, activation_contracts, mlp_contracts, moe_contracts, rotary_contracts, linear_contracts,
-          loss_contracts, attention_contracts, decoder_layer_contracts, deformable_contracts, mamba_contracts, adamw_contracts}) {
+    for (const auto family : {norm_contracts, activation_contracts, mlp_contracts, moe_contracts, rotary_contracts,
+                              linear_contracts, loss_contracts, attention_contracts, decoder_layer_contracts,
+                              deformable_contracts, mamba_contracts, adamw_contracts}) {
       for (Contract& row : family()) all.push_back(std::move(row));
     }
     return all;

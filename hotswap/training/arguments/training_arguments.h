@@ -39,9 +39,9 @@ struct TrainingArguments {
 
   bool bf16 = false;  // a model in bfloat16; products are not cast on the way
   bool use_cpu = false;
-  bool gradient_checkpointing = false;  // CausalLM::gradient_checkpointing_enable()
+  bool gradient_checkpointing = false;                             // CausalLM::gradient_checkpointing_enable()
   nlohmann::ordered_json gradient_checkpointing_kwargs = nullptr;  // every_n_layers, offload
-  bool use_liger_kernel = false;  // models/liger.h
+  bool use_liger_kernel = false;                                   // models/liger.h
   std::map<std::string, bool> liger_kernel_config = {};
   // Not transformers' name: parameter, as Trainer's, float32_master, bfloat16_moments or stochastic
   // (optimizers/optimizer.h).
