@@ -46,8 +46,8 @@ TEST_P(QuantisedModel, ComputesWhatItsReaderDoes) {
   if (std::filesystem::exists(folder / "model.gguf")) options.gguf_file = "model.gguf";
   const at::NoGradGuard no_grad;
   // The weights are the same float32 elements; sums of at most 512 terms, in two layers, are made in another order.
-  // Where the writer's weights are not small, attention is nearly one-hot and raises that: at most 2e-5 was measured.
-  const double limit = 1e-4 * exact.abs().max().item<double>();
+  // At most 7e-6 was measured over six runs of other random weights.
+  const double limit = 3e-5 * exact.abs().max().item<double>();
   const auto compare = [&](const PretrainedOptions& with) {
     const auto model = AutoModelForCausalLM::from_pretrained(folder, with);
     const Tensor got = (*model)({.input_ids = ids}).logits;

@@ -75,7 +75,8 @@ def save(folder, model, stored, config):
 
 
 def write_by_module(folder, config, module):
-    """Each projection as quantised_oracle.py makes it: random weights of the format."""
+    """Each projection as quantised_oracle.py makes it: random weights of the format. Norms make up for their size:
+    large queries and keys make attention nearly one-hot, which raises the rounding of sums without bound."""
     model = base_model()
     stored = dict(model.state_dict())
     for name, linear in projections(model):
@@ -83,6 +84,10 @@ def write_by_module(folder, config, module):
         del stored[f"{name}.weight"]
         stored |= {f"{name}.{end}": tensor for end, tensor in parts.items()}
         linear.weight.data = weight.to(torch.float32)
+    for layer in model.model.layers:
+        reads = {layer.input_layernorm: layer.self_attn.q_proj, layer.post_attention_layernorm: layer.mlp.up_proj}
+        for norm, linear in reads.items():
+            norm.weight.data /= linear.weight.norm(dim=1).max()  # stored shares this memory
     save(folder, model, stored, config | {"ignore": ["lm_head"]} if "ignore" in config else config)
     return model
 
