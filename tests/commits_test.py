@@ -4,6 +4,7 @@
 - A commit that a document cites is in the history. One of another project is written project@commit.
 """
 
+import bisect
 import re
 import subprocess
 import sys
@@ -16,9 +17,8 @@ MERGE = re.compile(r"^Merge(d)? (branch|remote|commit|tag|pull request)\b|^Merge
 CITED = re.compile(r"(?<![\w@./#-])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40}(?![\w/-]|\.\w)")
 
 
-def git(*words: str, stdin: str = "") -> str:
-    done = subprocess.run(["git", "-C", ROOT, *words], input=stdin, check=True, capture_output=True, text=True)
-    return done.stdout
+def git(*words: str) -> str:
+    return subprocess.run(["git", "-C", ROOT, *words], check=True, capture_output=True, text=True).stdout
 
 
 def subject_problem(subject: str, parents: int) -> str | None:
@@ -34,9 +34,16 @@ def cited(text: str) -> set[str]:
 
 
 def unknown(commits: set[str]) -> set[str]:
-    """Those that name no commit of this history."""
-    answers = git("cat-file", "--batch-check=%(objecttype)", stdin="".join(f"{commit}^{{commit}}\n" for commit in sorted(commits)))
-    return {commit for commit, answer in zip(sorted(commits), answers.splitlines()) if answer != "commit"}
+    """Those that name no commit of this history. Asked of the history, not of the object database: that keeps the
+    commits of branches that landed under other names, and a clone does not."""
+    history = sorted(git("rev-list", "HEAD").splitlines())
+    return {commit for commit in commits if not is_in(history, commit)}
+
+
+def is_in(history: list[str], commit: str) -> bool:
+    """Does one of the sorted `history` begin with `commit`?"""
+    place = bisect.bisect_left(history, commit)
+    return place < len(history) and history[place].startswith(commit)
 
 
 def self_test() -> None:
@@ -47,6 +54,7 @@ def self_test() -> None:
     text = "commit 6318eb7 (of 8636360, 1f1f1f1f), flash-attention@0251105, a1b2c3/x, sm_90a, 1234567, defaced, d556fda."
     assert cited(text) == {"6318eb7", "1f1f1f1f", "d556fda"}, cited(text)
     assert unknown({"f" * 39 + "0"}) == {"f" * 39 + "0"}
+    assert is_in(["1a", "2b", "3c"], "2") and not is_in(["1a", "2b"], "2c") and not is_in(["1a"], "3")
 
 
 def main() -> None:
