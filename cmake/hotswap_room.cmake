@@ -1,11 +1,10 @@
-# hotswap_room(NAME [NO_TORCH] [PCH ops|cli] [DEPS rooms...] [LINK targets...] [APART REGEX] [SECOND_TEST SUBJECT REGEX])
+# hotswap_room(NAME [NO_TORCH] [PCH ops|cli] [DEPS rooms...] [LINK targets...] [SECOND_TEST SUBJECT REGEX])
 # One room of the host = one folder of hotswap/ with its sub-rooms. Every .cpp in it belongs to the room, except main.cpp,
 # x_test.cpp and testdata/; x_test.cpp make one test program, bin/<room>_test. Adding a file needs no edit here.
 # NO_TORCH: the room must compile without torch's headers (base, hub).
-# APART: sources whose path in the room matches REGEX are never compiled with others (hotswap_batches).
 # SECOND_TEST: of a room whose tests take minutes, those whose path in the room matches REGEX make bin/<room>_<subject>_test.
 function(hotswap_room name)
-  cmake_parse_arguments(ARG "NO_TORCH" "PCH;APART" "DEPS;LINK;SECOND_TEST" ${ARGN})
+  cmake_parse_arguments(ARG "NO_TORCH" "PCH" "DEPS;LINK;SECOND_TEST" ${ARGN})
   set(kind torch)
   if(ARG_NO_TORCH)
     set(kind std)
@@ -40,14 +39,8 @@ function(hotswap_room name)
     return()
   endif()
 
-  set(apart "")
-  if(ARG_APART)
-    set(apart ${sources})
-    list(FILTER apart INCLUDE REGEX "^${dir}/(${ARG_APART})")
-    list(REMOVE_ITEM sources ${apart})
-  endif()
   hotswap_batches(batches hotswap_${name} ${sources})
-  add_library(hotswap_${name} OBJECT ${batches} ${apart})
+  add_library(hotswap_${name} OBJECT ${batches})
   hotswap_compile(hotswap_${name} "${link}" ${ARG_NO_TORCH} ${ARG_PCH})
   set(HOTSWAP_OBJECTS_${name} ${objects} PARENT_SCOPE)
   if(ARG_SECOND_TEST)
@@ -76,27 +69,25 @@ function(hotswap_room_test name sources link no_torch kind)
   hotswap_test_cost(${name})
 endfunction()
 
-# Sources as a target compiles them: those of one folder as one file that includes them, up to HOTSWAP_BATCH_BYTES of
-# text. At the end of each file it compiles, g++ instantiates the templates that the headers before it have left open: 0.4 s
-# with the standard library's, 1.6 s with those of torch's operators, 3.6 s with CLI11, whatever the file itself is.
-# So a name in an anonymous namespace is unique in its folder (tests/file_names_test.py). A header that a file lacks is
+# Sources as a target compiles them: several as one file that includes them, up to HOTSWAP_BATCH_BYTES of text. At the end of
+# each file it compiles, g++ instantiates the templates that the headers before it have left open: 0.4 s with the standard
+# library's, 1.6 s with those of torch's operators, 3.6 s with CLI11, whatever the file itself is; what the file instantiates
+# beside comes to as much again.
+# So a name in an anonymous namespace is unique in its room (tests/file_names_test.py). A header that a file lacks is
 # found by clang-tidy and by the builds of sanitizers, which compile each file by itself.
 function(hotswap_batches out target)
   set(result "")
   set(batch "")
   set(bytes 0)
-  set(folder "")
   set(number 0)
   list(SORT ARGN)
   foreach(source IN LISTS ARGN ITEMS "")
     set(size 0)
-    set(in "")
     if(source)
       file(SIZE "${source}" size)
-      get_filename_component(in "${source}" DIRECTORY)
     endif()
     math(EXPR sum "${bytes} + ${size}")
-    if(batch AND (NOT in STREQUAL folder OR sum GREATER HOTSWAP_BATCH_BYTES))
+    if(batch AND (NOT source OR sum GREATER HOTSWAP_BATCH_BYTES))
       list(LENGTH batch count)
       if(count GREATER 1)
         set(text "// Written by hotswap_batches() of cmake/hotswap_room.cmake.\n")
@@ -116,7 +107,6 @@ function(hotswap_batches out target)
       set(batch "")
       set(bytes 0)
     endif()
-    set(folder "${in}")
     list(APPEND batch ${source})
     math(EXPR bytes "${bytes} + ${size}")
   endforeach()

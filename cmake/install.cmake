@@ -14,13 +14,13 @@ if(TARGET hotswap)
   target_compile_features(hotswap INTERFACE cxx_std_20)
   # torch's folder stays in the run path: libtorch is not copied. Named, because CMake's own INSTALL_RPATH_USE_LINK_PATH
   # leaves out folders inside the source tree, and .venv is one.
-  set_target_properties(hotswap hotswap_main PROPERTIES
+  set_target_properties(hotswap hotswap_program PROPERTIES
     INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN;${HOTSWAP_TORCH_DIR}/lib")
   install(TARGETS hotswap EXPORT hotswapTargets LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   if(TARGET hotswap_cuda)
     install(TARGETS hotswap_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
   endif()
-  install(TARGETS hotswap_main RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+  install(TARGETS hotswap_program RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
   set(config "${CMAKE_INSTALL_LIBDIR}/cmake/hotswap")
   install(EXPORT hotswapTargets NAMESPACE hotswap:: DESTINATION "${config}")
   configure_package_config_file("${CMAKE_SOURCE_DIR}/cmake/hotswapConfig.cmake.in" "${CMAKE_BINARY_DIR}/hotswapConfig.cmake"

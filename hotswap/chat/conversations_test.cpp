@@ -12,7 +12,7 @@
 namespace hotswap {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OutJson = nlohmann::ordered_json;
 
 // Of the recorded data, where it is, and of the folder.
 std::string template_arguments() {
@@ -31,12 +31,12 @@ std::string template_arguments() {
 }
 
 // Characters [begin, end), as Python counts them.
-Json in_characters(const RenderedChat& chat) {
+OutJson in_characters(const RenderedChat& chat) {
   const auto characters = [&](size_t bytes) {
     return std::count_if(chat.text.begin(), chat.text.begin() + static_cast<ptrdiff_t>(bytes),
                          [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
   };
-  Json out = Json::array();
+  OutJson out = OutJson::array();
   for (const auto& [begin, end] : chat.assistant) out.push_back({characters(begin), characters(end)});
   return out;
 }
@@ -51,13 +51,13 @@ TEST(ChatPython, RandomConversationsAreRenderedAsByTransformers) {
       test_support::source_folder() / "hotswap/chat/random_conversations.py",
       cat(out.string(), " ", count, " ", test_support::test_seed() % 1'000'000'000, template_arguments()));
   ASSERT_EQ(run.status, 0) << run.output;
-  const Json made = Json::parse(read_file(out));
+  const OutJson made = OutJson::parse(read_file(out));
   std::map<std::string, ChatTemplate> templates;
   for (const auto& [name, text] : made["templates"].items()) {
     templates.try_emplace(name, std::map<std::string, std::string>{{"default", text}}, made["special"]);
   }
   int rendered = 0, refused = 0;
-  for (const Json& test : made["cases"]) {
+  for (const OutJson& test : made["cases"]) {
     ChatRequest request{.messages = test["messages"],
                         .tools = test["tools"],
                         .documents = test["documents"],

@@ -155,7 +155,7 @@ void add(Removed& sum, Removed one) {
   std::move(one.kept.begin(), one.kept.end(), std::back_inserter(sum.kept));
 }
 
-void verify(const CacheFlags& flags) {
+void verify_cache(const CacheFlags& flags) {
   const std::vector<Found> all = selected(flags);
   int64_t bytes = 0, files = 0, unknown = 0;
   for (const auto& [cache, repo] : all) bytes += repo.bytes;
@@ -273,7 +273,7 @@ void add_verify(CLI::App& app) {
   add_common(verb, flags);
   verb->add_flag("--online", flags->online, "Compare the lists of files with the Hub's current ones");
   verb->add_flag("--remove", flags->remove_wrong, "Remove files of wrong content: the next use downloads them");
-  verb->callback([flags] { verify(*flags); });
+  verb->callback([flags] { verify_cache(*flags); });
 }
 
 }  // namespace

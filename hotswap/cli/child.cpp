@@ -24,8 +24,8 @@ namespace {
                .next = "free some resources"});
 }
 
-int run(const std::string& program, std::vector<std::string> words, const ChildStreams& streams,
-        const std::function<void(const std::string& line)>& on_line) {
+int start(const std::string& program, std::vector<std::string> words, const ChildStreams& streams,
+          const std::function<void(const std::string& line)>& on_line) {
   Child child(program, std::move(words), streams);
   while (const auto line = child.line()) on_line(*line);
   return child.wait();
@@ -117,11 +117,11 @@ std::vector<std::string> self_words(const std::vector<std::string>& arguments) {
 }
 
 int run_self(const std::vector<std::string>& arguments, const std::function<void(const std::string& line)>& on_line) {
-  return run(kSelf, self_words(arguments), {}, on_line);
+  return start(kSelf, self_words(arguments), {}, on_line);
 }
 
 int run_program(const std::vector<std::string>& words, const std::function<void(const std::string& line)>& on_line) {
-  return run(words.at(0), words, {.errors = true}, on_line);
+  return start(words.at(0), words, {.errors = true}, on_line);
 }
 
 }  // namespace hotswap

@@ -9,35 +9,14 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/cli/print/failure.h"
-#include "hotswap/cli/verbs.h"
+#include "hotswap/cli/run_line.h"
 #include "hotswap/layers/cpu_allocator.h"
-
-namespace {
-
-int run(int argc, char** argv) {
-  CLI::App app(
-      "Hot-swap the layers of transformers for optimized kernels.\n"
-      "Results go to stdout, messages to stderr. Exit 0: done; 1: an error; 2: wrong usage;\n70: a fault of hotswap; "
-      "75: a Hub, a device or memory that is unavailable now.",
-      "hotswap");
-  app.require_subcommand(1);
-  app.set_version_flag("--version", std::string(HOTSWAP_VERSION));
-  hotswap::add_verbs(app, HOTSWAP_SOURCE_DIR);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : hotswap::kExitUsage;
-  }
-  return 0;
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   hotswap::use_compact_cpu_allocator();
   int status = hotswap::kExitError;
   try {
-    status = run(argc, argv);
+    status = hotswap::run_line(argc, argv, HOTSWAP_VERSION, HOTSWAP_SOURCE_DIR);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "hotswap: error: %s\n", hotswap::failure_text(error).c_str());
     status = hotswap::exit_status(error);

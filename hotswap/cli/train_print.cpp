@@ -14,7 +14,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-std::string number(double value) {
+std::string four_digits(double value) {
   char text[32];
   std::snprintf(text, sizeof text, "%.4g", value);
   return text;
@@ -41,14 +41,14 @@ void PrintProgress::on_log(const TrainerEvent& event, const nlohmann::json& entr
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   std::string line = cat(event.state.global_step, "/", event.state.max_steps);
   for (const char* key : {"loss", "grad_norm", "learning_rate", "eval_loss", "train_loss"}) {
-    if (entry.contains(key)) line += cat("  ", key, " ", number(entry[key].get<double>()));
+    if (entry.contains(key)) line += cat("  ", key, " ", four_digits(entry[key].get<double>()));
   }
   const TrainingRates& rates = event.rates;
   if (entry.contains("loss")) {
-    line +=
-        cat("  ", number(rates.tokens_per_second), " tokens/s  ", number(rates.flops_per_second / 1e12), " TFLOP/s");
-    if (rates.mfu) line += cat("  MFU ", number(100 * *rates.mfu), "%");
-    line += cat("  peak ", number(static_cast<double>(rates.peak_memory) / 1e9), " GB");
+    line += cat("  ", four_digits(rates.tokens_per_second), " tokens/s  ", four_digits(rates.flops_per_second / 1e12),
+                " TFLOP/s");
+    if (rates.mfu) line += cat("  MFU ", four_digits(100 * *rates.mfu), "%");
+    line += cat("  peak ", four_digits(static_cast<double>(rates.peak_memory) / 1e9), " GB");
   }
   std::fprintf(stderr, "%s  %.1f s\n", line.c_str(), seconds);
 }
@@ -56,7 +56,7 @@ void PrintProgress::on_log(const TrainerEvent& event, const nlohmann::json& entr
 void PrintProgress::on_step_end(const TrainerEvent& event) {
   if (std::exchange(stepped_, true)) return;
   std::fprintf(stderr, "memory: peak %s GB %s after the first update\n",
-               number(static_cast<double>(peak_device_memory(event.model.device())) / 1e9).c_str(),
+               four_digits(static_cast<double>(peak_device_memory(event.model.device())) / 1e9).c_str(),
                event.model.device().is_cuda() ? "of tensors" : "of the process");
 }
 
@@ -72,7 +72,7 @@ void print_step_check(const StepCheck& check) {
   std::fprintf(stderr, "gradients that differ most of %zu, |with - without| / |without|:\n", check.rows.size());
   for (size_t i = 0; i < std::min(kShown, check.rows.size()); ++i) {
     const StepCheck::Row& row = check.rows[i];
-    std::fprintf(stderr, "  %-10s |%s|  %s\n", number(row.difference).c_str(), number(row.norm).c_str(),
+    std::fprintf(stderr, "  %-10s |%s|  %s\n", four_digits(row.difference).c_str(), four_digits(row.norm).c_str(),
                  row.name.c_str());
   }
 }
@@ -102,11 +102,12 @@ void print_result(const TrainResult& r) {
   if (!r.kernels.rows.empty()) std::cout << r.kernels << "\n";
   std::cout << r.output.string() << ": " << r.result.steps.size() << " updates";
   if (!r.result.steps.empty()) {
-    std::cout << ", loss " << number(r.result.steps.front().loss) << " -> " << number(r.result.steps.back().loss);
+    std::cout << ", loss " << four_digits(r.result.steps.front().loss) << " -> "
+              << four_digits(r.result.steps.back().loss);
   }
-  if (r.evaluated) std::cout << ", held out " << number(r.evaluated->eval_loss);
-  std::cout << "; " << number(r.result.train_tokens_per_second()) << " tokens/s, peak "
-            << number(static_cast<double>(r.result.peak_memory) / 1e9) << " GB" << std::endl;
+  if (r.evaluated) std::cout << ", held out " << four_digits(r.evaluated->eval_loss);
+  std::cout << "; " << four_digits(r.result.train_tokens_per_second()) << " tokens/s, peak "
+            << four_digits(static_cast<double>(r.result.peak_memory) / 1e9) << " GB" << std::endl;
 }
 
 }  // namespace hotswap

@@ -4,6 +4,8 @@
 
 #include "hotswap/cli/flags/help_format.h"
 #include "hotswap/cli/flags/unknown_word.h"
+#include "hotswap/cli/print/failure.h"
+#include "hotswap/cli/run_line.h"
 
 namespace hotswap {
 
@@ -32,6 +34,23 @@ void add_verbs(CLI::App& app, const std::string& source) {
   add_serve(app);
   add_serve_hub(app);
   add_hub(app);
+}
+
+int run_line(int argc, char** argv, const char* version, const char* source) {
+  CLI::App app(
+      "Hot-swap the layers of transformers for optimized kernels.\n"
+      "Results go to stdout, messages to stderr. Exit 0: done; 1: an error; 2: wrong usage;\n70: a fault of hotswap; "
+      "75: a Hub, a device or memory that is unavailable now.",
+      "hotswap");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", version);
+  add_verbs(app, source);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  return 0;
 }
 
 }  // namespace hotswap

@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const Repo kModel{RepoType::kModel, "acme/tiny"}, kKernel{RepoType::kKernel, "acme/norm"};
+const Repo kPythonModel{RepoType::kPythonModel, "acme/tiny"}, kPythonKernel{RepoType::kPythonKernel, "acme/norm"};
 
 class AgainstPython : public test_support::PythonPeer {
  protected:
@@ -44,9 +44,9 @@ TEST_F(AgainstPython, TheirClientOnOurServerAndWeOnTheirCache) {
            {"download", {"acme/nobody", "config.json"}, nlohmann::json::object()},
            {"paths", {"acme/tiny", {"empty", "sub", "none", "model.safetensors"}}, nlohmann::json::object()}});
   Hub online(options());
-  const std::string commit = online.client().commit(kModel, "main");
+  const std::string commit = online.client().commit(kPythonModel, "main");
   EXPECT_EQ(answers[0], commit);
-  const RepoRefs refs = online.client().refs(kKernel);
+  const RepoRefs refs = online.client().refs(kPythonKernel);
   EXPECT_EQ(answers[1], (nlohmann::json{"v1 " + refs.branches[0].commit, "v2 " + refs.branches[1].commit}));
   EXPECT_EQ(answers[2], (nlohmann::json{"build", "build/torch-universal", "build/torch-universal/__init__.py",
                                         "build/torch-universal/_ops.py", "build/torch-universal/metadata.json"}))
@@ -63,12 +63,12 @@ TEST_F(AgainstPython, TheirClientOnOurServerAndWeOnTheirCache) {
       << "what is not there is left out";
 
   Hub offline(options(true));
-  EXPECT_EQ(offline.snapshot(kModel, "main"), cache() / folder);
-  EXPECT_EQ(read_file(offline.file(kModel, "main", "model.safetensors")), std::string(3 << 20, 'm') + "end");
-  EXPECT_EQ(offline.tree(kModel, "main").size(), 4u) << "their list of files";
-  EXPECT_EQ(offline.find_file(kModel, "main", "none.json"), std::nullopt) << "their .no_exist";
+  EXPECT_EQ(offline.snapshot(kPythonModel, "main"), cache() / folder);
+  EXPECT_EQ(read_file(offline.file(kPythonModel, "main", "model.safetensors")), std::string(3 << 20, 'm') + "end");
+  EXPECT_EQ(offline.tree(kPythonModel, "main").size(), 4u) << "their list of files";
+  EXPECT_EQ(offline.find_file(kPythonModel, "main", "none.json"), std::nullopt) << "their .no_exist";
   const int64_t sent = server->bytes_sent();
-  EXPECT_EQ(online.snapshot(kModel, "main"), cache() / folder);
+  EXPECT_EQ(online.snapshot(kPythonModel, "main"), cache() / folder);
   EXPECT_EQ(online.client().requests(), 2) << "the two of this test: their refs are young enough";
   EXPECT_EQ(server->bytes_sent(), sent);
 }
@@ -79,7 +79,7 @@ TEST_F(AgainstPython, TheRestOfTheirApi) {
   const nlohmann::json large = 3145731;
   EXPECT_EQ(answers[0]["files"]["model.safetensors"], (nlohmann::json{large, large})) << answers[0];
   EXPECT_EQ(answers[0]["files"]["config.json"], (nlohmann::json{7, nullptr}));
-  const std::string commit = Hub(options()).client().commit(kModel, "main");
+  const std::string commit = Hub(options()).client().commit(kPythonModel, "main");
   EXPECT_EQ(answers[0]["commits"].dump(), cat("[[\"", commit, "\",[\"acme\"]]]"));
   EXPECT_EQ(answers[0]["who"], "reader");
   EXPECT_EQ(answers[0]["models"], nlohmann::json{"acme/tiny"});
@@ -90,10 +90,10 @@ TEST_F(AgainstPython, TheirClientOnOurCache) {
   std::string commit;
   {
     Hub hub(options());
-    hub.snapshot(kModel, "main");
-    EXPECT_EQ(hub.find_file(kModel, "main", "none.json"), std::nullopt);
-    hub.snapshot(kKernel, "v1");
-    commit = hub.commit(kModel, "main");
+    hub.snapshot(kPythonModel, "main");
+    EXPECT_EQ(hub.find_file(kPythonModel, "main", "none.json"), std::nullopt);
+    hub.snapshot(kPythonKernel, "v1");
+    commit = hub.commit(kPythonModel, "main");
   }
   const int64_t sent = server->bytes_sent();
   const nlohmann::json jobs = {{"snapshot", {"acme/tiny"}, nlohmann::json::object()},
@@ -115,9 +115,9 @@ TEST_F(AgainstPython, TheirClientOnOurCache) {
 
 TEST_F(AgainstPython, WhatIsNotedOfARepositoryThatWasRefusedIsNoCorruption) {
   Hub hub(options());
-  hub.publisher(kKernel);  // all that is asked of a kernel whose publisher is not trusted
-  hub.refs({RepoType::kKernel, "acme/norm"});
-  EXPECT_NE(test_support::message_of([&] { hub.refs({RepoType::kModel, "acme/nothing"}); }), "no error");
+  hub.publisher(kPythonKernel);  // all that is asked of a kernel whose publisher is not trusted
+  hub.refs({RepoType::kPythonKernel, "acme/norm"});
+  EXPECT_NE(test_support::message_of([&] { hub.refs({RepoType::kPythonModel, "acme/nothing"}); }), "no error");
   const auto answers = ask({{"scan", nlohmann::json::array(), nlohmann::json::object()}});
   EXPECT_EQ(answers[0]["repos"], (nlohmann::json{"acme/norm"}));
   EXPECT_EQ(answers[0]["warnings"], nlohmann::json::array());
@@ -126,7 +126,7 @@ TEST_F(AgainstPython, WhatIsNotedOfARepositoryThatWasRefusedIsNoCorruption) {
 TEST_F(AgainstPython, OneDownloadForBothAtTheSameTime) {
   const std::string content(24 << 20, 'x');
   served.write("models/acme/tiny/main/model.safetensors", content);
-  Hub(options()).client().commit(kModel, "main");  // the server has its hashes before anybody is timed
+  Hub(options()).client().commit(kPythonModel, "main");  // the server has its hashes before anybody is timed
   const int64_t before = server->bytes_sent();
   std::thread theirs([&] {
     const auto answers = ask({{"download", {"acme/tiny", "model.safetensors"}, nlohmann::json::object()}});
@@ -136,7 +136,7 @@ TEST_F(AgainstPython, OneDownloadForBothAtTheSameTime) {
   for (int i = 0; i < 3; ++i) {
     ours.emplace_back([&, i] {
       std::this_thread::sleep_for(std::chrono::milliseconds(300 * i));
-      EXPECT_EQ(read_file(Hub(options()).file(kModel, "main", "model.safetensors")), content);
+      EXPECT_EQ(read_file(Hub(options()).file(kPythonModel, "main", "model.safetensors")), content);
     });
   }
   theirs.join();
@@ -171,7 +171,7 @@ TEST_F(AgainstPython, KernelsByVersionAndOffline) {
 
   // Ours writes refs/v1, so that theirs finds the version offline.
   fs::remove_all(cache());
-  Hub(options()).snapshot(kKernel, "v1");
+  Hub(options()).snapshot(kPythonKernel, "v1");
   const auto offline = ask({{"kernel", {"acme/norm"}, by_version}}, true);
   EXPECT_EQ(offline[0]["answer"], "v1") << offline[0];
 }

@@ -11,7 +11,7 @@ namespace fs = std::filesystem;
 
 using Listed = std::map<std::string, std::string>;  // path -> etag and size, as a message shows them
 
-Listed listed(const std::vector<TreeEntry>& files) {
+Listed by_path(const std::vector<TreeEntry>& files) {
   Listed all;
   for (const TreeEntry& file : files) {
     all[file.path] = cat(file.etag(), " of ", file.sha256.empty() ? file.size : file.lfs_size, " bytes");
@@ -49,7 +49,7 @@ CacheVerdict verify_file_lists(Hub& hub, const CachedRepo& found) {
     }
     std::erase_if(told, [](const TreeEntry& entry) { return entry.folder; });
     if (const auto cached = cache.read_tree(found.repo, commit)) {
-      const std::string wrong = difference(listed(*cached), listed(told));
+      const std::string wrong = difference(by_path(*cached), by_path(told));
       if (!wrong.empty()) verdict.problems.push_back({*cache.tree_file(found.repo, commit), wrong, true});
     }
     for (const TreeEntry& entry : told) {

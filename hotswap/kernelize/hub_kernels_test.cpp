@@ -25,7 +25,7 @@ using test_support::TinyModel;
 using test_support::I;
 using test_support::T;
 
-KernelConfig only(const KernelChoice& norm) {
+KernelConfig only_norm(const KernelChoice& norm) {
   return {.kernel_mapping = {{"RMSNorm", norm}}, .inherit_mapping = false};
 }
 
@@ -35,7 +35,7 @@ class KernelsOfTheHub : public test_support::ServedKernels {
   // Slots stay as they are, and the text says why.
   std::string refused(const KernelChoice& kernel, KernelOptions options = {}, HubKernels* held = nullptr) const {
     TinyModel model;
-    options.config = only(kernel);
+    options.config = only_norm(kernel);
     std::string text =
         message_of([&] { held == nullptr ? kernelize(model, I, options) : kernelize(model, I, options, *held); });
     model.each_slot([](const std::string& name, SlotBase& slot) { EXPECT_FALSE(slot.bound()) << name; });
@@ -69,7 +69,7 @@ TEST_F(KernelsOfTheHub, ByNameAndTheDownloadedOpRuns) {
   EXPECT_EQ(op_calls(norm.id(), "rms_norm_fwd"), before + 2) << "norm, and add_norm through its part";
 
   const size_t sent = asked();
-  kernelize(model, I, {.config = only("acme/norm@v1:LigerRMSNorm")});
+  kernelize(model, I, {.config = only_norm("acme/norm@v1:LigerRMSNorm")});
   EXPECT_EQ(asked(), sent) << "warm: nothing is asked";
 }
 
@@ -77,7 +77,7 @@ TEST_F(KernelsOfTheHub, ModesChangeTheCommitDoesNot) {
   const ScopedEnv always("HOTSWAP_HUB_TTL", "0");
   TinyModel model;
   model.eval();
-  model.kernels.kernelize(model, I, {.config = only("acme/norm")});
+  model.kernels.kernelize(model, I, {.config = only_norm("acme/norm")});
   const std::string before = row_of(model.kernels.report(), "RMSNorm").reason;
   PackageCopy newer("norm");
   serve(newer.root(), "acme/norm", "v1");  // the branch moves on
@@ -88,7 +88,7 @@ TEST_F(KernelsOfTheHub, ModesChangeTheCommitDoesNot) {
   model.kernels.kernelize(model, I);
   EXPECT_EQ(row_of(model.kernels.report(), "RMSNorm").reason, before);
   EXPECT_EQ(asked(), sent);
-  model.kernels.kernelize(model, I, {.config = only("acme/norm")});  // asked for again
+  model.kernels.kernelize(model, I, {.config = only_norm("acme/norm")});  // asked for again
   EXPECT_NE(row_of(model.kernels.report(), "RMSNorm").reason, before);
 }
 
@@ -107,10 +107,10 @@ TEST_F(KernelsOfTheHub, UntrustedIsRefusedBeforeAnyDownload) {
   EXPECT_EQ(asked("/resolve/"), 0u);
   const ScopedEnv current("HOTSWAP_PROJECT", project.path().string());
   TinyModel model;
-  EXPECT_EQ(kernelize(model, I, {.config = only("evil/norm")}).bound(), 2);
+  EXPECT_EQ(kernelize(model, I, {.config = only_norm("evil/norm")}).bound(), 2);
   const ScopedEnv nobody("HOTSWAP_PROJECT", "");
-  EXPECT_EQ(kernelize(model, I, {.config = only("evil/norm"), .allow_all_kernels = true}).bound(), 2);
-  EXPECT_EQ(kernelize(model, I, {.config = only(entry)}).bound(), 2);
+  EXPECT_EQ(kernelize(model, I, {.config = only_norm("evil/norm"), .allow_all_kernels = true}).bound(), 2);
+  EXPECT_EQ(kernelize(model, I, {.config = only_norm(entry)}).bound(), 2);
   expect_has(refused("evil/norm"), {"not from a trusted publisher"});
 }
 
@@ -233,7 +233,7 @@ TEST_F(KernelsOfTheHub, TheProjectSaysWhichVersion) {
   TempFolder project;
   write_file(project.path() / "hotswap.toml", "[dependencies]\n\"acme/norm\" = 2\n");
   TinyModel model;
-  const KernelOptions options{.config = only("acme/norm"), .project = project.path()};
+  const KernelOptions options{.config = only_norm("acme/norm"), .project = project.path()};
   expect_has(row_of(kernelize(model, I, options), "RMSNorm").reason, {"(v2)"});
   const at::NoGradGuard guard;
   const int64_t before = op_calls(second.id(), "rms_norm");
@@ -244,16 +244,16 @@ TEST_F(KernelsOfTheHub, TheProjectSaysWhichVersion) {
   lock.write(project.path() / "kernels.lock");
   expect_has(row_of(kernelize(model, I, options), "RMSNorm").reason, {lock.kernels[0].commit, "as locked"});
   const KernelRef must("acme/other", {.locked = true});
-  expect_has(message_of([&] { kernelize(model, I, {.config = only(must), .project = project.path()}); }),
+  expect_has(message_of([&] { kernelize(model, I, {.config = only_norm(must), .project = project.path()}); }),
              {"acme/other"});
 }
 
 TEST_F(KernelsOfTheHub, OfflineWhatWasThere) {
   TinyModel model;
-  kernelize(model, I, {.config = only("acme/norm")});
+  kernelize(model, I, {.config = only_norm("acme/norm")});
   const size_t sent = asked();
   const ScopedEnv offline("HF_HUB_OFFLINE", "1");
-  EXPECT_EQ(kernelize(model, I, {.config = only("acme/norm")}).bound(), 2) << "norm, and the one in add_norm";
+  EXPECT_EQ(kernelize(model, I, {.config = only_norm("acme/norm")}).bound(), 2) << "norm, and the one in add_norm";
   expect_has(refused("acme/norm@v3"), {"available versions: 1"});
   expect_has(refused("acme/other:X"), {"HF_HUB_OFFLINE", "the versions of acme/other", "bundled packages answer to"});
   EXPECT_EQ(asked(), sent);
@@ -264,7 +264,7 @@ TEST_F(KernelsOfTheHub, StandInsComeFirstUnlessTheseBytesAreMeant) {
   for (const char* name :
        {"kernels-community/liger_kernels:LigerRMSNorm", "kernels-community/liger_kernels@v3:LigerRMSNorm",
         "kernels-community/liger_kernels@>=1,<9:LigerRMSNorm", "kernels-community/liger_kernels"}) {
-    expect_has(row_of(kernelize(model, I, {.config = only(name)}), "RMSNorm").reason,
+    expect_has(row_of(kernelize(model, I, {.config = only_norm(name)}), "RMSNorm").reason,
                {"stands in for kernels-community/liger_kernels:LigerRMSNorm"});
   }
   EXPECT_EQ(asked(), 0u);
@@ -279,12 +279,12 @@ TEST_F(KernelsOfTheHub, StandInsComeFirstUnlessTheseBytesAreMeant) {
                                "the bundled package hotswap/norm stands in for its versions up to v3"});
   }
   expect_has(
-      row_of(kernelize(model, I, {.config = only("kernels-community/liger_kernels@main:LigerRMSNorm")}), "RMSNorm")
+      row_of(kernelize(model, I, {.config = only_norm("kernels-community/liger_kernels@main:LigerRMSNorm")}), "RMSNorm")
           .reason,
       {"from kernels-community/liger_kernels@", "(main)"});
   // LOCAL_KERNELS wins against both, and needs no trust.
   const ScopedEnv local("LOCAL_KERNELS", "evil/norm=" + norm.root().string());
-  expect_has(row_of(kernelize(model, I, {.config = only("evil/norm")}), "RMSNorm").reason, {"LOCAL_KERNELS"});
+  expect_has(row_of(kernelize(model, I, {.config = only_norm("evil/norm")}), "RMSNorm").reason, {"LOCAL_KERNELS"});
 }
 
 TEST_F(KernelsOfTheHub, WhatCannotRunHere) {
@@ -305,10 +305,11 @@ TEST_F(KernelsOfTheHub, WhatCannotRunHere) {
   const fs::path build = served.path() / "kernels/acme/newer/v1/build";
   fs::create_directories(build);
   fs::copy(norm.variant(), build / "torch-stable-abi299-cpu-x86_64-linux", fs::copy_options::recursive);
-  const KernelReport report = kernelize(model, I, {.config = only("acme/newer")});
+  const KernelReport report = kernelize(model, I, {.config = only_norm("acme/newer")});
   EXPECT_EQ(report.bound(), 0);
   expect_has(row_of(report, "RMSNorm").reason, {"no variant of acme/newer@", "too new", "nearest: "});
-  expect_has(message_of([&] { kernelize(model, I, {.config = only("acme/newer"), .strict = true}); }), {"too new"});
+  expect_has(message_of([&] { kernelize(model, I, {.config = only_norm("acme/newer"), .strict = true}); }),
+             {"too new"});
   EXPECT_EQ(asked("/resolve/") > 0, true);
   expect_has(refused("acme/norm:Nope"), {"'Nope'", "the layers AddRMSNorm, LayerNorm"});
   expect_has(refused("acme/norm:LayerNorm"), {"contract rms_norm/1"});
@@ -323,8 +324,9 @@ TEST_F(KernelsOfTheHub, WithoutADigestByNameOnly) {
   TempFolder project;
   write_file(project.path() / "hotswap.toml", "[trust]\nskip-digest = [\"acme/bare\"]\n");
   TinyModel model;
-  expect_has(row_of(kernelize(model, I, {.config = only("acme/bare"), .project = project.path()}), "RMSNorm").reason,
-             {"its files not checked"});
+  expect_has(
+      row_of(kernelize(model, I, {.config = only_norm("acme/bare"), .project = project.path()}), "RMSNorm").reason,
+      {"its files not checked"});
 }
 
 }  // namespace

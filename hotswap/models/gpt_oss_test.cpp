@@ -22,7 +22,7 @@ constexpr const char* kConfig = R"({"model_type": "gpt_oss", "architectures": ["
     "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4, "max_position_embeddings": 64,
     "rms_norm_eps": 1e-5, "initializer_range": 0.3, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
     "dtype": "bfloat16")";
-constexpr const char* kQuantised = R"(, "quantization_config": {"quant_method": "mxfp4",
+constexpr const char* kMxfp4Config = R"(, "quantization_config": {"quant_method": "mxfp4",
     "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}})";
 
 // A fresh model whose experts' weights are replaced by blocks and scales.
@@ -40,7 +40,7 @@ void write_mxfp4(const TempFolder& folder) {
     tensors.emplace_back(name + "_scales", at::randint(121, 125, {tensor.size(0), rows, groups}, at::kByte));
   }
   save_pretrained_weights(folder.path(), tensors);
-  put_file(folder / "config.json", cat(kConfig, kQuantised));
+  put_file(folder / "config.json", cat(kConfig, kMxfp4Config));
 }
 
 TEST(GptOss, ReadsMxfp4AsTransformersDoesAndSavesPlainWeights) {

@@ -47,7 +47,7 @@ std::map<std::string, Tensor> step(CausalLM& model, const Tensor& ids) {
   return found;
 }
 
-int64_t bytes_of(CausalLM& model) {
+int64_t weight_bytes(CausalLM& model) {
   int64_t bytes = 0;
   model.each_weight([&](const std::string&, Weight& weight) {
     weight.each_tensor([&](Tensor& t) { bytes += static_cast<int64_t>(t.nbytes()); });
@@ -87,7 +87,7 @@ TEST_F(Qlora, LoadInFourBitsIsTheSavedCheckpoint) {
   });
   EXPECT_EQ(packed, 14);
   const auto plain = AutoModelForCausalLM::from_pretrained(oracle() / "plain", {});
-  EXPECT_LT(bytes_of(*loaded), bytes_of(*plain) / 3);
+  EXPECT_LT(weight_bytes(*loaded), weight_bytes(*plain) / 3);
 }
 
 // By the weights that bitsandbytes dequantises.
@@ -137,7 +137,7 @@ TEST_P(KeptFormat, TrainsAsUnpacked) {
       const auto packed = load(true), plain = load(false);
       EXPECT_TRUE(packed->has_encoded_weights());
       EXPECT_FALSE(plain->has_encoded_weights());
-      EXPECT_LT(bytes_of(*packed), bytes_of(*plain));
+      EXPECT_LT(weight_bytes(*packed), weight_bytes(*plain));
       const auto got = step(*packed, ids), expected = step(*plain, ids);
       ASSERT_EQ(got.size(), expected.size());
       for (const auto& [name, gradient] : expected)

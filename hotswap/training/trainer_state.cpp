@@ -17,7 +17,7 @@ int64_t step_count(double steps, int64_t max_steps) {
 }
 
 template <typename T>
-nlohmann::json value_of(const std::optional<T>& value) {
+nlohmann::json json_or_null(const std::optional<T>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
 }
 
@@ -46,9 +46,9 @@ nlohmann::json TrainerState::to_json(const TrainerControl& control) const {
           {"num_input_tokens_seen", num_input_tokens_seen},
           {"total_flos", total_flos},
           {"log_history", log_history},
-          {"best_metric", value_of(best_metric)},
-          {"best_global_step", value_of(best_global_step)},
-          {"best_model_checkpoint", value_of(best_model_checkpoint)},
+          {"best_metric", json_or_null(best_metric)},
+          {"best_global_step", json_or_null(best_global_step)},
+          {"best_model_checkpoint", json_or_null(best_model_checkpoint)},
           {"is_local_process_zero", true},
           {"is_world_process_zero", true},
           {"is_hyper_param_search", false},

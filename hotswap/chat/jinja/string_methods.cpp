@@ -268,17 +268,17 @@ Value remove(Interpreter&, const Value& self, const Arguments& arguments) {
   return like(self, end ? text.substr(0, text.size() - affix.size()) : text.substr(affix.size()));
 }
 
-enum class Side { kLeft, kRight, kCenter };
+enum class StripSide { kLeft, kRight, kCenter };
 
-template <Side side>
+template <StripSide side>
 Value justify(Interpreter&, const Value& self, const Arguments& arguments) {
   const Parameters p("justify", arguments, {"width", "fillchar"}, 1);
   const std::string fill = p.text(1, " ");
   if (count_characters(fill) != 1) type_error("The fill character must be exactly one character long");
   const int64_t width = p.integer(0, 0), gap = width - static_cast<int64_t>(count_characters(self.str()));
   if (gap <= 0) return self;
-  int64_t before = side == Side::kRight ? gap : 0;
-  if (side == Side::kCenter) before = gap / 2 + (gap & width & 1);
+  int64_t before = side == StripSide::kRight ? gap : 0;
+  if (side == StripSide::kCenter) before = gap / 2 + (gap & width & 1);
   const auto filling = [&](int64_t n) {
     return apply(Operator::kMultiply, Value::string(fill), Value::integer(n)).str();
   };
@@ -338,7 +338,7 @@ Value no_translation(Interpreter&, const Value&, const Arguments&) {
 const std::map<std::string, Call>& methods() {
   static const std::map<std::string, Call> all = {{"capitalize", mapped_self<capitalize>},
                                                   {"casefold", mapped_self<case_fold>},
-                                                  {"center", justify<Side::kCenter>},
+                                                  {"center", justify<StripSide::kCenter>},
                                                   {"count", count},
                                                   {"encode", no_bytes},
                                                   {"endswith", begins<true>},
@@ -360,7 +360,7 @@ const std::map<std::string, Call>& methods() {
                                                   {"istitle", istitle},
                                                   {"isupper", change_case<true>},
                                                   {"join", join_method},
-                                                  {"ljust", justify<Side::kLeft>},
+                                                  {"ljust", justify<StripSide::kLeft>},
                                                   {"lower", mapped_self<lower>},
                                                   {"lstrip", strip<true, false>},
                                                   {"maketrans", no_translation},
@@ -370,7 +370,7 @@ const std::map<std::string, Call>& methods() {
                                                   {"replace", replace_method},
                                                   {"rfind", find<true, false>},
                                                   {"rindex", find<true, true>},
-                                                  {"rjust", justify<Side::kRight>},
+                                                  {"rjust", justify<StripSide::kRight>},
                                                   {"rpartition", partition<true>},
                                                   {"rsplit", split<true>},
                                                   {"rstrip", strip<false, true>},

@@ -12,7 +12,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-OutJson context() {
+OutJson globals() {
   return OutJson::parse(
       R"({"s": "Hello wörld", "n": 3, "f": 2.5, "l": [3, 1, 2], "d": {"b": 1, "a": [1, 2], "items": 9},
     "e": "", "z": null, "t": true, "x": "<a&'\">", "u": "ß ŉ İ ΑΣ ας ǆ ﬁ", "large": 18446744073709551615,
@@ -21,7 +21,7 @@ OutJson context() {
 }
 
 std::string rendered(std::string_view source, const Limits& limits = {}) {
-  return Template(source, limits).render(context()).text;
+  return Template(source, limits).render(globals()).text;
 }
 
 struct Row {
@@ -226,7 +226,7 @@ TEST(JinjaGenerations, SpansAreThoseOfTheAssistantsText) {
       Template(
           "é{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
           "{% endgeneration %}{% endif %}{% endfor %}.")
-          .render(context());
+          .render(globals());
   ASSERT_EQ(made.generations.size(), 1u);
   const auto [begin, end] = made.generations[0];
   EXPECT_EQ(made.text.substr(begin, end - begin), "yo");

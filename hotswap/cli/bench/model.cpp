@@ -157,7 +157,7 @@ OutJson prefill(CausalLM& model, const ModelBenchFlags& flags) {
 }
 
 // The same batch in every step.
-OutJson train(const std::shared_ptr<CausalLM>& model, int repeats) {
+OutJson bench_train(const std::shared_ptr<CausalLM>& model, int repeats) {
   const std::vector<int64_t> ids = values_of(arbitrary_ids(kRows, kColumns, *model));
   Trainer trainer(model,
                   {.per_device_train_batch_size = kRows,
@@ -243,7 +243,7 @@ void add_bench_model(CLI::App& bench) {
     reset_peak_memory();
     OutJson out = flags->what == "decode"    ? decode(*model, *flags)
                   : flags->what == "prefill" ? prefill(*model, *flags)
-                  : flags->what == "train"   ? train(model, flags->repeats)
+                  : flags->what == "train"   ? bench_train(model, flags->repeats)
                                              : step(*model, *flags);
     out["peak_memory"] = peak_memory();
     out["loaded_memory"] = loaded;

@@ -13,7 +13,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-OutJson json_of(const Percentiles& p) { return {{"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}}; }
+OutJson percentiles_json(const Percentiles& p) { return {{"p50", p.p50}, {"p90", p.p90}, {"p99", p.p99}}; }
 
 void bench_serve_verb(const ServerLoad& options) {
   const ServerLoadResult r = measure_load(options);
@@ -22,9 +22,9 @@ void bench_serve_verb(const ServerLoad& options) {
                      {"requests", r.requests},
                      {"failed", r.failed},
                      {"requests_per_second", static_cast<double>(r.requests - r.failed) / r.seconds},
-                     {"time_to_first_token_ms", json_of(r.first_token)},
-                     {"between_events_ms", json_of(r.between_events)},
-                     {"request_ms", json_of(r.whole)}};
+                     {"time_to_first_token_ms", percentiles_json(r.first_token)},
+                     {"between_events_ms", percentiles_json(r.between_events)},
+                     {"request_ms", percentiles_json(r.whole)}};
   std::printf("%s\n", json.dump().c_str());
   if (r.failed == 0) return;
   throw Error({.kind = ErrorKind::kUnavailable,

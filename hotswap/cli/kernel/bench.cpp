@@ -135,7 +135,7 @@ class Workload {
 };
 
 // The largest of the results' relative differences; not a number where they are of another shape, or have one.
-double difference(const Tensors& got, const Tensors& want) {
+double outputs_difference(const Tensors& got, const Tensors& want) {
   double worst = 0;
   for (size_t i = 0; i < want.size(); ++i) {
     const double off = relative_difference(got[i], want[i]);
@@ -155,10 +155,10 @@ Row measure(const LayerExample& example, const PackageLayer& layer, const Kernel
           .workload = cat(training ? "training " : "inference ", example.shape, " ", dtype_text)};
   const Values inputs = workload.arguments(dtype, device);
   const Tensors want = workload.run(example.exact, workload.exact(inputs));
-  row.error = difference(workload.run(bound, inputs), want);
+  row.error = outputs_difference(workload.run(bound, inputs), want);
   // As the stock layer, and the type's own rounding: a kernel may sum in another order.
   const double rounding = dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 2e-3 : 1e-2;
-  row.allowed = std::max(rounding, 2 * difference(workload.run(example.stock, inputs), want));
+  row.allowed = std::max(rounding, 2 * outputs_difference(workload.run(example.stock, inputs), want));
   if (!row.verified()) return row;
 
   const c10::impl::VirtualGuardImpl guard(device.type());

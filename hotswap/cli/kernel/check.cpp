@@ -99,7 +99,7 @@ size_t check_source(const CheckFlags& flags) {
   return wrong + report("layers.json", layers, flags.strict);
 }
 
-void check(const CheckFlags& flags) {
+void check_package(const CheckFlags& flags) {
   if (!flags.only_load.empty()) return only_load(flags.only_load);
   const fs::path path = flags.path;
   const bool source = fs::is_regular_file(path / "build.toml");
@@ -222,7 +222,7 @@ void add_kernel_checks(CLI::App& kernel) {
   check_verb->callback([check_flags] {
     if (check_flags->path.empty() && check_flags->only_load.empty())
       throw usage_error("check wants a package's folder");
-    check(*check_flags);
+    check_package(*check_flags);
   });
 
   auto flags = std::make_shared<VerifyFlags>();

@@ -39,7 +39,7 @@ void lock(const LockFlags& flags) {
                (fs::path(flags.folder) / "kernels.lock").c_str());
 }
 
-struct DownloadFlags {
+struct LockDownloadFlags {
   std::string what, project;
   bool all_variants = false, allow_all = false;
 };
@@ -72,7 +72,7 @@ bool download_one(Hub& hub, const KernelRequest& request, bool all_variants, boo
   return true;
 }
 
-void download(const DownloadFlags& flags) {
+void download(const LockDownloadFlags& flags) {
   const bool project_named = fs::is_directory(flags.what);
   Project project = project_named           ? Project::read(flags.what)
                     : flags.project.empty() ? Project::current()
@@ -176,7 +176,7 @@ void add_kernel_lock(CLI::App& kernel) {
       ->capture_default_str();
   lock_verb->callback([lock_flags] { lock(*lock_flags); });
 
-  auto flags = std::make_shared<DownloadFlags>();
+  auto flags = std::make_shared<LockDownloadFlags>();
   auto* download_verb = kernel.add_subcommand(
       "download", "Fetch the kernels of a project's kernels.lock, or one by name, into the cache, and verify them");
   download_verb->add_option("DIR|REPO", flags->what, "A project with kernels.lock, or org/name[@revision]")

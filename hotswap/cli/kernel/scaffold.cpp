@@ -14,12 +14,12 @@ namespace {
 namespace fs = std::filesystem;
 
 // @NAME@ is the package's name, @PY@ the same with '_' for '-', @HUB@ the table of its place on the Hub.
-struct Template {
+struct FileTemplate {
   const char* path;
   const char* text;
 };
 
-constexpr Template kTemplates[] = {
+constexpr FileTemplate kTemplates[] = {
     {"build.toml", R"toml([general]
 name = "@NAME@"
 version = 1
@@ -454,7 +454,7 @@ std::vector<std::string> write_scaffold(const Scaffold& scaffold) {
                  .next = "name another one"});
   }
   std::vector<std::string> names;
-  for (const Template& one : kTemplates) {
+  for (const FileTemplate& one : kTemplates) {
     names.push_back(filled(one.path, scaffold));
     const fs::path file = scaffold.folder / names.back();
     fs::create_directories(file.parent_path());

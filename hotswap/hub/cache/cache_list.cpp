@@ -40,7 +40,7 @@ int64_t disk_bytes(const fs::path& file) {
   return ::lstat(file.c_str(), &info) == 0 && S_ISREG(info.st_mode) ? info.st_blocks * 512LL : 0;
 }
 
-int64_t size_of(const fs::path& file) {
+int64_t disk_size(const fs::path& file) {
   std::error_code code;
   const auto size = fs::file_size(file, code);
   return code ? 0 : static_cast<int64_t>(size);
@@ -94,7 +94,7 @@ std::optional<CachedRepo> list_repo(const HubCache& cache, const Repo& repo) {
                  .next = "remove it by hand if it should not be there"});
   }
   each_file(found.folder, [&](const fs::directory_entry& entry) {
-    if (!entry.is_symlink() && entry.is_regular_file()) found.bytes += size_of(entry.path());
+    if (!entry.is_symlink() && entry.is_regular_file()) found.bytes += disk_size(entry.path());
     // In a snapshot such a name is a file of the repository.
     const std::string part = entry.path().lexically_relative(found.folder).begin()->string();
     const std::string name = entry.path().filename().string(), blob = blob_of_unfinished(name);
@@ -102,7 +102,7 @@ std::optional<CachedRepo> list_repo(const HubCache& cache, const Repo& repo) {
       return;
     }
     const int64_t bytes = disk_bytes(entry.path());
-    found.bytes += bytes - size_of(entry.path());
+    found.bytes += bytes - disk_size(entry.path());
     found.unfinished.push_back({.file = entry.path(),
                                 .bytes = bytes,
                                 .age_s = age_of(entry.path()),
@@ -119,7 +119,7 @@ std::optional<CachedRepo> list_repo(const HubCache& cache, const Repo& repo) {
     CachedRevision& revision = by_commit[commit];
     each_file(at->path(), [&](const fs::directory_entry& entry) {
       ++revision.files;
-      revision.bytes += size_of(entry.path());
+      revision.bytes += disk_size(entry.path());
     });
   }
   for (const std::string& name : cache.refs(repo)) {

@@ -13,7 +13,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kBuffer = 1 << 20;
+constexpr size_t kReadBytes = 1 << 20;
 
 class Verification {
  public:
@@ -41,7 +41,7 @@ class Verification {
     }
     std::ifstream in(file, std::ios::binary);
     if (code || !in) return problem(file, "cannot be read");
-    std::string buffer(kBuffer, '\0');
+    std::string buffer(kReadBytes, '\0');
     int64_t seen = 0;
     while (in.read(buffer.data(), static_cast<std::streamsize>(buffer.size())), in.gcount() > 0) {
       hash.update(std::string_view(buffer.data(), static_cast<size_t>(in.gcount())));

@@ -13,7 +13,7 @@ constexpr const char* kForms = "a kernel as 'org/repo[@revision][:Layer]', '/abs
 constexpr const char* kRevisions =
     "after '@' a version (v2), versions (>=2.0,<3.0), a tag, a branch or a commit of 40 hex digits";
 
-[[noreturn]] void refuse(std::string_view text, const std::string& why, const char* wanted = kForms) {
+[[noreturn]] void refuse_reference(std::string_view text, const std::string& why, const char* wanted = kForms) {
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = wanted,
                .got = cat("'", shown(text), "': ", why),
@@ -45,9 +45,10 @@ KernelRef::KernelRef(const std::string& text) : KernelRef(std::string_view(text)
 
 KernelRef::KernelRef(std::string_view text, KernelRefOptions options) {
   if (options.version && !options.revision.empty()) {
-    refuse(text, "both a version and a revision are given", "only one of `revision` or `version`");
+    refuse_reference(text, "both a version and a revision are given", "only one of `revision` or `version`");
   }
-  if (options.version && *options.version < 0) refuse(text, cat("version ", *options.version, " is negative"));
+  if (options.version && *options.version < 0)
+    refuse_reference(text, cat("version ", *options.version, " is negative"));
   trust_ = options.trust;
   locked_ = options.locked;
   if (text.empty()) return;
@@ -61,7 +62,7 @@ KernelRef::KernelRef(std::string_view text, KernelRefOptions options) {
   }
   if (options.version || !options.revision.empty()) {
     if (!revision_.empty() || version_) {
-      refuse(text, "a version or revision is given beside '@'", "only one of `revision` or `version`");
+      refuse_reference(text, "a version or revision is given beside '@'", "only one of `revision` or `version`");
     }
     version_ = options.version;
     revision_ = options.revision;
@@ -74,22 +75,23 @@ void KernelRef::parse_repo(std::string_view text) {
   // The revision may hold anything but ':', which no git ref holds, so the layer is what follows the last one.
   if (const size_t colon = rest.rfind(':'); colon != rest.npos) {
     layer_ = rest.substr(colon + 1);
-    if (!is_identifier(layer_)) refuse(text, cat("the layer's name '", layer_, "' is not an identifier"));
+    if (!is_identifier(layer_)) refuse_reference(text, cat("the layer's name '", layer_, "' is not an identifier"));
     rest = rest.substr(0, colon);
   }
   if (const size_t at = rest.find('@'); at != rest.npos) {
     revision_ = rest.substr(at + 1);
-    if (revision_.empty()) refuse(text, "nothing follows '@'");
+    if (revision_.empty()) refuse_reference(text, "nothing follows '@'");
     rest = rest.substr(0, at);
     if ((version_ = version_of_branch(revision_))) revision_.clear();
   }
   if (rest.find('/') == rest.npos) {
-    refuse(text, cat("there is no 'org/' before the repository's name; a bundled package is hotswap/", shown(rest)));
+    refuse_reference(
+        text, cat("there is no 'org/' before the repository's name; a bundled package is hotswap/", shown(rest)));
   }
   if (rest.starts_with("./") || rest.starts_with("../") || rest.starts_with("~/")) {
-    refuse(text, "a folder is written from '/' on");
+    refuse_reference(text, "a folder is written from '/' on");
   }
-  if (!is_repo_id(rest)) refuse(text, cat("'", shown(rest), "' is no valid repository name"));
+  if (!is_repo_id(rest)) refuse_reference(text, cat("'", shown(rest), "' is no valid repository name"));
   repo_ = rest;
 }
 
@@ -97,7 +99,7 @@ void KernelRef::check_revision(std::string_view text) const {
   if (starts_specifier(revision_)) {
     SpecifierSet::parse(revision_);
   } else if (!revision_.empty() && !is_ref_name(revision_)) {
-    refuse(text, cat("'", shown(revision_), "' can name no branch, tag or commit"), kRevisions);
+    refuse_reference(text, cat("'", shown(revision_), "' can name no branch, tag or commit"), kRevisions);
   }
 }
 

@@ -13,8 +13,8 @@ using test_support::message_of;
 using test_support::Peer;
 using test_support::ScriptServer;
 
-const std::string kSha(40, 'a');
-const Repo kKernel{RepoType::kKernel, "org/name"}, kModel{RepoType::kModel, "org/name"};
+const std::string kSomeCommit(40, 'a');
+const Repo kClientNorm{RepoType::kClientNorm, "org/name"}, kClientTiny{RepoType::kClientTiny, "org/name"};
 
 HubOptions options_for(const ScriptServer& server) {
   HubOptions options{.endpoint = server.url(), .token = "secret"};
@@ -30,7 +30,7 @@ TEST(RepoNames, CheckedBeforeAnything) {
     expect_has(message_of([&] { check_repo({.id = bad}); }), {"org/name"});
   }
   EXPECT_NE(message_of([] { check_repo({.id = std::string(97, 'a')}); }), "no error");
-  EXPECT_EQ(repo_folder_name(kKernel), "kernels--org--name");
+  EXPECT_EQ(repo_folder_name(kClientNorm), "kernels--org--name");
   EXPECT_EQ(repo_folder_name({.id = "gpt2"}), "models--gpt2");
 }
 
@@ -77,25 +77,25 @@ TEST(Client, AsksAsTheHubExpects) {
   ScriptServer hub([](const Asked& asked, const Peer& peer) {
     if (asked.method == "HEAD") {
       return peer.answer(302,
-                         {"X-Repo-Commit: " + kSha, "ETag: \"other\"", "X-Linked-Etag: W/\"abc\"", "X-Linked-Size: 12",
-                          "Location: https://cdn.invalid/x"},
+                         {"X-Repo-Commit: " + kSomeCommit, "ETag: \"other\"", "X-Linked-Etag: W/\"abc\"",
+                          "X-Linked-Size: 12", "Location: https://cdn.invalid/x"},
                          "", true);
     }
     if (asked.target.ends_with("/refs")) {
       return peer.answer(200, {},
-                         R"({"branches":[{"name":"v1","ref":"refs/heads/v1","targetCommit":")" + kSha +
+                         R"({"branches":[{"name":"v1","ref":"refs/heads/v1","targetCommit":")" + kSomeCommit +
                              R"("}],"tags":[],"converts":[]})");
     }
     if (asked.target.find("/overview") != std::string::npos)
       return peer.answer(200, {}, R"({"name":"org","trustedKernelPublisher":true})");
-    peer.answer(200, {}, R"({"id":"org/name","sha":")" + kSha + R"("})");
+    peer.answer(200, {}, R"({"id":"org/name","sha":")" + kSomeCommit + R"("})");
   });
   HubClient client(options_for(hub));
-  EXPECT_EQ(client.refs(kKernel).branches.at(0).commit, kSha);
-  EXPECT_EQ(client.commit(kModel, "refs/pr/1"), kSha);
+  EXPECT_EQ(client.refs(kClientNorm).branches.at(0).commit, kSomeCommit);
+  EXPECT_EQ(client.commit(kClientTiny, "refs/pr/1"), kSomeCommit);
   EXPECT_TRUE(client.publisher("org").trusted);
-  const FileMeta meta = client.file_meta(kKernel, "v1", "build/a b.so");
-  EXPECT_EQ(meta.commit, kSha);
+  const FileMeta meta = client.file_meta(kClientNorm, "v1", "build/a b.so");
+  EXPECT_EQ(meta.commit, kSomeCommit);
   EXPECT_EQ(meta.etag, "abc");
   EXPECT_EQ(meta.size, 12);
   const auto asked = hub.asked();
@@ -105,7 +105,7 @@ TEST(Client, AsksAsTheHubExpects) {
   EXPECT_EQ(asked[3].target, "/kernels/org/name/resolve/v1/build/a%20b.so");
   EXPECT_EQ(asked[3].header("accept-encoding"), "identity");
   for (const Asked& one : asked) EXPECT_EQ(one.header("authorization"), "Bearer secret");
-  EXPECT_EQ(client.file_url(kModel, "main", "x/y"), hub.url() + "/org/name/resolve/main/x/y");
+  EXPECT_EQ(client.file_url(kClientTiny, "main", "x/y"), hub.url() + "/org/name/resolve/main/x/y");
 }
 
 TEST(Client, TreePageAfterPage) {
@@ -121,13 +121,14 @@ TEST(Client, TreePageAfterPage) {
   });
   base = hub.url();
   HubClient client(options_for(hub));
-  const auto entries = client.tree(kKernel, kSha, "build/x", false);
+  const auto entries = client.tree(kClientNorm, kSomeCommit, "build/x", false);
   ASSERT_EQ(entries.size(), 3u);
   EXPECT_TRUE(entries[0].folder);
   EXPECT_EQ(entries[1].etag(), "33");
   EXPECT_EQ(entries[2].etag(), "aa");
   EXPECT_EQ(entries[2].lfs_size, 9);
-  EXPECT_EQ(hub.asked()[0].target, "/api/kernels/org/name/tree/" + kSha + "/build%2Fx?recursive=false&expand=false");
+  EXPECT_EQ(hub.asked()[0].target,
+            "/api/kernels/org/name/tree/" + kSomeCommit + "/build%2Fx?recursive=false&expand=false");
 }
 
 TEST(Client, TreeThatLeadsAwayOrNeverEnds) {
@@ -138,8 +139,8 @@ TEST(Client, TreeThatLeadsAwayOrNeverEnds) {
                 "[]");
   });
   HubClient client(options_for(hub));
-  expect_has(message_of([&] { client.tree(kModel, kSha); }), {"one server"});
-  expect_has(message_of([&] { client.tree(kKernel, kSha); }), {"without end"});
+  expect_has(message_of([&] { client.tree(kClientTiny, kSomeCommit); }), {"one server"});
+  expect_has(message_of([&] { client.tree(kClientNorm, kSomeCommit); }), {"without end"});
 }
 
 struct ErrorRow {
@@ -170,7 +171,7 @@ TEST(Client, RefusalsByKindWithTheHubsWords) {
     });
     HubClient client(options_for(hub));
     try {
-      client.commit(kKernel, "main");
+      client.commit(kClientNorm, "main");
       ADD_FAILURE() << row.status;
     } catch (const HubError& error) {
       EXPECT_EQ(error.reason(), row.kind) << error.what();
@@ -185,7 +186,7 @@ TEST(Client, RefusalsByKindWithTheHubsWords) {
 }
 
 TEST(Client, AnswersThatBreakTheProtocol) {
-  const std::string commit = "X-Repo-Commit: " + kSha;
+  const std::string commit = "X-Repo-Commit: " + kSomeCommit;
   const std::vector<std::vector<std::string>> heads = {
       {"ETag: \"abc\""},                         // no commit
       {"X-Repo-Commit: main", "ETag: \"abc\""},  // no hash
@@ -200,12 +201,12 @@ TEST(Client, AnswersThatBreakTheProtocol) {
   for (const auto& headers : heads) {
     ScriptServer hub([&](const Asked&, const Peer& peer) { peer.answer(200, headers, "", true); });
     HubClient client(options_for(hub));
-    EXPECT_NE(message_of([&] { client.file_meta(kKernel, "main", "x"); }), "no error") << join(headers);
+    EXPECT_NE(message_of([&] { client.file_meta(kClientNorm, "main", "x"); }), "no error") << join(headers);
   }
   for (const char* body : {"", "{", "[]", R"({"sha":5})", R"({"sha":"main"})", "<html>"}) {
     ScriptServer hub([&](const Asked&, const Peer& peer) { peer.answer(200, {}, body); });
     HubClient client(options_for(hub));
-    EXPECT_NE(message_of([&] { client.commit(kKernel, "main"); }), "no error") << body;
+    EXPECT_NE(message_of([&] { client.commit(kClientNorm, "main"); }), "no error") << body;
   }
   for (const char* tree :
        {R"([{"type":"file","path":"../x","oid":"1","size":1}])", R"([{"type":"file","path":"/x","oid":"1","size":1}])",
@@ -215,7 +216,7 @@ TEST(Client, AnswersThatBreakTheProtocol) {
     EXPECT_NE(message_of([&] { parse_tree(tree, "tree"); }), "no error") << tree;
   }
   EXPECT_NE(message_of([] {
-              parse_refs(R"({"branches":[{"name":"../x","ref":"r","targetCommit":")" + kSha + R"("}]})", "refs");
+              parse_refs(R"({"branches":[{"name":"../x","ref":"r","targetCommit":")" + kSomeCommit + R"("}]})", "refs");
             }),
             "no error");
 }
@@ -225,7 +226,7 @@ TEST(Client, OfflineAsksNobody) {
   HubOptions options = options_for(hub);
   options.offline = true;
   HubClient client(options);
-  expect_has(message_of([&] { client.refs(kKernel); }), {"HF_HUB_OFFLINE"});
+  expect_has(message_of([&] { client.refs(kClientNorm); }), {"HF_HUB_OFFLINE"});
   EXPECT_EQ(hub.asked().size(), 0u);
 }
 

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using Plain = nlohmann::ordered_json;
 
-constexpr size_t kBuffer = 64 << 10;     // each file on its way holds one
+constexpr size_t kSendBytes = 64 << 10;  // each file on its way holds one
 constexpr int64_t kSmallSend = 1 << 20;  // bytes; who sends more must leave threads to others
 constexpr size_t kBody = 1 << 20;
 constexpr size_t kPathWithBody = 1024;  // httplib finds the handler by a regular expression, which recurses
@@ -239,7 +239,7 @@ struct HubServer::Impl {
     response.set_content_provider(static_cast<size_t>(size), "application/octet-stream",
                                   [this, fd, place, first = bytes.first, buffer = std::string()](
                                       size_t offset, size_t length, httplib::DataSink& sink) mutable {
-                                    buffer.resize(kBuffer);
+                                    buffer.resize(kSendBytes);
                                     const ssize_t n = ::pread(*fd, buffer.data(), std::min(length, buffer.size()),
                                                               static_cast<off_t>(static_cast<size_t>(first) + offset));
                                     if (n <= 0) return false;

@@ -270,7 +270,7 @@ bool step(VariantVerdict& verdict, SignatureOutcome failure, const Work& work) {
 }
 
 // The file's bytes, of those in memory or on the disk; none, with the outcome and the reason, where it has none.
-std::optional<std::string> text_of(VariantVerdict& verdict, const std::filesystem::path& file, SignatureOutcome missing,
+std::optional<std::string> utf8_of(VariantVerdict& verdict, const std::filesystem::path& file, SignatureOutcome missing,
                                    SignatureOutcome unreadable, const FilesInMemory& files = {}) {
   if (const auto in_memory = files.find(file.filename().string()); in_memory != files.end()) {
     return std::string(in_memory->second.begin(), in_memory->second.end());
@@ -301,7 +301,7 @@ void judge_files(VariantVerdict& verdict, const std::filesystem::path& folder, c
 
 std::optional<std::string> metadata_of(VariantVerdict& verdict, const std::filesystem::path& folder,
                                        const FilesInMemory& files) {
-  return text_of(verdict, folder / "metadata.json", SignatureOutcome::kMetadataMissing,
+  return utf8_of(verdict, folder / "metadata.json", SignatureOutcome::kMetadataMissing,
                  SignatureOutcome::kMetadataInvalid, files);
 }
 
@@ -311,7 +311,7 @@ VariantVerdict verify_variant(const std::filesystem::path& folder, const TrustRo
                               const std::vector<Signer>& signers, const FilesInMemory& files) {
   VariantVerdict verdict;
   const auto file = folder / "metadata.json.sigstore";
-  const auto signature = text_of(verdict, file, SignatureOutcome::kBundleMissing, SignatureOutcome::kBundleInvalid);
+  const auto signature = utf8_of(verdict, file, SignatureOutcome::kBundleMissing, SignatureOutcome::kBundleInvalid);
   if (!signature) return verdict;
   std::optional<Bundle> bundle;
   const auto parse = [&] { bundle = Bundle::parse(*signature, file.string()); };

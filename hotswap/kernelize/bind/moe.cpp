@@ -51,7 +51,7 @@ Values arguments(const Tensor& x, const Routing& routing, const ExpertWeights& w
   return stack;
 }
 
-void call(const OperatorHandle& op, Values& stack) {
+void call_experts(const OperatorHandle& op, Values& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   op.callBoxed(&stack);
 }
@@ -65,7 +65,7 @@ struct ExpertsFunction : Function<ExpertsFunction> {
         .up = up, .up_bias = up_bias.value_or(Tensor()), .down = down, .down_bias = down_bias.value_or(Tensor())};
     Values stack = arguments(x, {index, weights}, w, c.options);
     const bool trains = c.ops->layer.trains();
-    call(trains ? *c.ops->train : c.ops->forward, stack);
+    call_experts(trains ? *c.ops->train : c.ops->forward, stack);
     keep(ctx, c);
     if (trains) {
       variable_list saved = {x, index, weights, up, w.up_bias, down, w.down_bias};
@@ -90,7 +90,7 @@ struct ExpertsFunction : Function<ExpertsFunction> {
     push(stack, c.options);
     stack.emplace_back(weight_grads);
     const bool over = c.ops->inplace && may_overwrite(saved[7]);
-    call(over ? *c.ops->inplace : *c.ops->backward, stack);
+    call_experts(over ? *c.ops->inplace : *c.ops->backward, stack);
     const auto gradient = [&](size_t result, size_t input) {
       return wanted[input] ? stack[result].toTensor() : Tensor();
     };
@@ -113,7 +113,7 @@ void bind_experts(SlotBase& slot, const LayerOps& layer) {
                                         w.down, given(w.down_bias));
         }
         Values stack = arguments(x, routing, w, o);
-        call(ops->forward, stack);
+        call_experts(ops->forward, stack);
         return stack[0].toTensor();
       });
 }

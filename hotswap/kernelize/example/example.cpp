@@ -22,7 +22,7 @@ std::vector<ContractExample> adamw_examples();
 }  // namespace binding
 namespace {
 
-const std::vector<ContractExample>& table() {
+const std::vector<ContractExample>& examples() {
   static const std::vector<ContractExample> rows = [] {
     using namespace binding;  // NOLINT(google-build-using-namespace)
     std::vector<ContractExample> all;
@@ -38,7 +38,7 @@ const std::vector<ContractExample>& table() {
 }  // namespace
 
 const ContractExample& example_of(const Contract& contract) {
-  for (const ContractExample& row : table()) {
+  for (const ContractExample& row : examples()) {
     if (row.contract == contract.name) return row;
   }
   throw Error({.kind = ErrorKind::kInternal,

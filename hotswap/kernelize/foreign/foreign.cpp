@@ -36,7 +36,7 @@ ForeignPackage activation() {
   return package;
 }
 
-ForeignPackage rotary() {
+ForeignPackage rotary_package() {
   // Turns halves in place; the other way round (conj) is its gradient.
   const LayerEntry entry{.contract = "rotary/1",
                          .ops = {{"forward", "rotary"}, {"forward_train", "rotary"}, {"backward", "rotary_bwd"}},
@@ -128,7 +128,7 @@ std::span<const ForeignPackage> foreign_packages() {
   static const std::vector<ForeignPackage> all = [] {
     std::vector<ForeignPackage> rows = {
         activation(),
-        rotary(),
+        rotary_package(),
         rmsnorm(),
         deformable_detr(),
         none("layer-norm", "its op fuses dropout and a residual, which no contract has"),

@@ -87,7 +87,7 @@ NamedValues options2(const AdapterArguments& a, bool varlen) {
   return all;
 }
 
-Adapter forward2(const c10::OperatorHandle& op, bool varlen, bool trains) {
+CallAdapter forward2(const c10::OperatorHandle& op, bool varlen, bool trains) {
   return [=](const AdapterArguments& a) -> Values {
     refuse(!a["sinks"].isNone(), "sinks");
     refuse(has_chunk(a), "chunks");
@@ -100,7 +100,7 @@ Adapter forward2(const c10::OperatorHandle& op, bool varlen, bool trains) {
   };
 }
 
-Adapter backward2(const c10::OperatorHandle& op, bool varlen) {
+CallAdapter backward2(const c10::OperatorHandle& op, bool varlen) {
   return [=](const AdapterArguments& a) -> Values {
     refuse(!used_keys(a).isNone(), "seqused_k in a backward");
     NamedValues given = joined(joined(options2(a, varlen), saved_of(a)), sequences_of(a));
@@ -110,7 +110,7 @@ Adapter backward2(const c10::OperatorHandle& op, bool varlen) {
   };
 }
 
-Adapter decode2(const c10::OperatorHandle& op) {
+CallAdapter decode2(const c10::OperatorHandle& op) {
   return [=](const AdapterArguments& a) -> Values {
     refuse(!a["sinks"].isNone(), "sinks");
     refuse(has_chunk(a), "chunks");
@@ -138,7 +138,7 @@ NamedValues options3(const AdapterArguments& a) {
   return all;
 }
 
-Adapter forward3(const c10::OperatorHandle& op, bool trains) {
+CallAdapter forward3(const c10::OperatorHandle& op, bool trains) {
   return [=](const AdapterArguments& a) -> Values {
     NamedValues given = joined(joined(options3(a), inputs_of(a)), sequences_of(a));
     given["seqused_k"] = used_keys(a);
@@ -147,7 +147,7 @@ Adapter forward3(const c10::OperatorHandle& op, bool trains) {
   };
 }
 
-Adapter backward3(const c10::OperatorHandle& op) {
+CallAdapter backward3(const c10::OperatorHandle& op) {
   return [=](const AdapterArguments& a) -> Values {
     refuse(!a["sinks"].isNone(), "a gradient of sinks");
     refuse(has_chunk(a), "a backward of chunks");
@@ -164,7 +164,7 @@ Adapter backward3(const c10::OperatorHandle& op) {
   };
 }
 
-Adapter decode3(const c10::OperatorHandle& op) {
+CallAdapter decode3(const c10::OperatorHandle& op) {
   return [=](const AdapterArguments& a) -> Values {
     const Values r = call_named(op, joined(options3(a), {{"q", rows(a["q"])},
                                                          {"k", a["k_cache"]},

@@ -51,13 +51,14 @@ class ForeignAttention : public testing::TestWithParam<Shape> {
   at::Generator generator_;
 };
 
-struct Inputs {
+struct ForeignInputs {
   Tensor q, k, v, dout;
-  Inputs as(at::ScalarType dtype) const { return {q.to(dtype), k.to(dtype), v.to(dtype), dout.to(dtype)}; }
+  ForeignInputs as(at::ScalarType dtype) const { return {q.to(dtype), k.to(dtype), v.to(dtype), dout.to(dtype)}; }
 };
 
 template <typename Forward>
-std::vector<Tensor> run(const Forward& forward, const Inputs& in, const AttentionOptions& o, const SequenceInfo& s) {
+std::vector<Tensor> run_foreign(const Forward& forward, const ForeignInputs& in, const AttentionOptions& o,
+                                const SequenceInfo& s) {
   const auto leaf = [](const Tensor& t) { return t.detach().clone().set_requires_grad(true); };
   const Tensor q = leaf(in.q), k = leaf(in.k), v = leaf(in.v);
   const Tensor out = forward(q, k, v, o, AttentionMetadata(s));
@@ -82,9 +83,11 @@ TEST_P(ForeignAttention, ValuesAndGradients) {
   for (const auto& [batch, sequence] : forms) {
     for (const AttentionOptions& o :
          {AttentionOptions{.scale = 0.3}, AttentionOptions{.scale = 0.4, .window_left = 2, .softcap = 1.5}}) {
-      Inputs in{random({batch, 7, 4, 8}), random({batch, 7, 2, 8}), random({batch, 7, 2, 8}), random({batch, 7, 4, 8})};
+      ForeignInputs in{random({batch, 7, 4, 8}), random({batch, 7, 2, 8}), random({batch, 7, 2, 8}),
+                       random({batch, 7, 4, 8})};
       if (sequence.padding.defined()) in.dout = in.dout * padding.unsqueeze(2).unsqueeze(3);
-      const auto have = run(got.slot, in, o, sequence), want = run(stock::eager, in.as(at::kFloat), o, sequence);
+      const auto have = run_foreign(got.slot, in, o, sequence),
+                 want = run_foreign(stock::eager, in.as(at::kFloat), o, sequence);
       Tensor counted = at::ones({batch, 7});
       if (sequence.padding.defined()) counted = padding.to(at::kFloat);
       const Tensor counts = counted.unsqueeze(2).unsqueeze(3);
@@ -103,12 +106,12 @@ TEST_P(ForeignAttention, ValuesAndGradients) {
 TEST_P(ForeignAttention, QueriesThatSeeNothing) {
   const BoundLayer<AttentionForward> got(layer_, stock::eager);
   const AttentionOptions options{.scale = 0.3};
-  Inputs in{random({1, 5, 2, 8}), random({1, 3, 2, 8}), random({1, 3, 2, 8}), random({1, 5, 2, 8})};
-  const auto have = run(got.slot, in, options, {});
+  ForeignInputs in{random({1, 5, 2, 8}), random({1, 3, 2, 8}), random({1, 3, 2, 8}), random({1, 5, 2, 8})};
+  const auto have = run_foreign(got.slot, in, options, {});
   EXPECT_EQ(have[0].narrow(1, 0, 2).abs().sum().item<double>(), 0);
   EXPECT_EQ(have[1].narrow(1, 0, 2).abs().sum().item<double>(), 0);
-  const Inputs seeing{in.q.narrow(1, 2, 3), in.k, in.v, in.dout.narrow(1, 2, 3)};
-  const auto want = run(stock::eager, seeing.as(at::kFloat), options, {});
+  const ForeignInputs seeing{in.q.narrow(1, 2, 3), in.k, in.v, in.dout.narrow(1, 2, 3)};
+  const auto want = run_foreign(stock::eager, seeing.as(at::kFloat), options, {});
   EXPECT_LE(difference(have[0].narrow(1, 2, 3), want[0]), kForward);
   EXPECT_LE(difference(have[1].narrow(1, 2, 3), want[1]), kBackward);
   for (size_t i = 2; i < want.size(); ++i) EXPECT_LE(difference(have[i], want[i]), kBackward) << i;

@@ -29,11 +29,11 @@ class AdapterArguments {
   const c10::FunctionSchema& schema_;
   AdapterValues values_;
 };
-using Adapter = std::function<AdapterValues(const AdapterArguments& arguments)>;  // of our op -> its results
+using CallAdapter = std::function<AdapterValues(const AdapterArguments& arguments)>;  // of our op -> its results
 
 struct AdaptedOp {
   c10::OperatorHandle theirs;
-  Adapter adapter;
+  CallAdapter adapter;
 };
 using AdaptedOps = std::map<std::string, AdaptedOp>;  // by the name of ours
 

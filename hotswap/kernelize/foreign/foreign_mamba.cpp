@@ -13,7 +13,7 @@ namespace {
 using at::Tensor;
 using Values = AdapterValues;
 
-bool given(const c10::IValue& value) { return !value.isNone(); }
+bool has_value(const c10::IValue& value) { return !value.isNone(); }
 
 void refuse_option(bool asked, const char* what) {
   if (!asked) return;
@@ -25,7 +25,7 @@ void refuse_option(bool asked, const char* what) {
 
 Tensor without_gaps(const c10::IValue& value) { return value.toTensor().contiguous(); }
 c10::IValue in_float32(const c10::IValue& value) {
-  return given(value) ? c10::IValue(value.toTensor().to(at::kFloat).contiguous()) : value;
+  return has_value(value) ? c10::IValue(value.toTensor().to(at::kFloat).contiguous()) : value;
 }
 // What stands in for the gradient of a tensor that was not given.
 Tensor nothing(const Tensor& like) { return at::empty({0}, like.options()); }
@@ -37,18 +37,19 @@ struct Convolution {
 };
 
 Convolution read(const AdapterArguments& a) {
-  refuse_option(given(a["initial_state"]), "an initial state");
-  refuse_option(given(a["seq_idx"]), "packed sequences");
+  refuse_option(has_value(a["initial_state"]), "an initial state");
+  refuse_option(has_value(a["seq_idx"]), "packed sequences");
   const Tensor x = a["x"].toTensor(), weight = a["weight"].toTensor().contiguous();
   const int64_t width = weight.size(1);
   refuse_option(width < 2 || width > 4, "a width other than 2 to 4");
   // Theirs takes channels beside each other where these and all strides are multiples of 8.
   const bool channel_last = x.stride(1) == 1 && x.size(1) % 8 == 0 && x.stride(0) % 8 == 0 && x.stride(2) % 8 == 0;
-  const c10::IValue bias = given(a["bias"]) ? c10::IValue(a["bias"].toTensor().to(weight.scalar_type())) : a["bias"];
+  const c10::IValue bias =
+      has_value(a["bias"]) ? c10::IValue(a["bias"].toTensor().to(weight.scalar_type())) : a["bias"];
   return {channel_last || x.stride(2) == 1 ? x : x.contiguous(), weight, bias, a["activation"].toStringRef() != "none"};
 }
 
-Adapter convolves(const c10::OperatorHandle& op) {
+CallAdapter convolves(const c10::OperatorHandle& op) {
   return [op](const AdapterArguments& a) -> Values {
     const Convolution c = read(a);
     Tensor out = at::empty_like(c.x);
@@ -57,24 +58,24 @@ Adapter convolves(const c10::OperatorHandle& op) {
   };
 }
 
-Adapter convolves_backward(const c10::OperatorHandle& op) {
+CallAdapter convolves_backward(const c10::OperatorHandle& op) {
   return [op](const AdapterArguments& a) -> Values {
     const Convolution c = read(a);
     const Tensor weight = c.weight.toTensor();
     const auto sum = [&](const Tensor& of) { return at::zeros(of.sizes(), of.options().dtype(at::kFloat)); };
     Tensor dx = at::empty_like(c.x), dout = at::empty_like(c.x).copy_(a["dy"].toTensor());
     const Tensor dweight = sum(weight);
-    const c10::IValue dbias = given(c.bias) ? c10::IValue(sum(c.bias.toTensor())) : c10::IValue();
+    const c10::IValue dbias = has_value(c.bias) ? c10::IValue(sum(c.bias.toTensor())) : c10::IValue();
     if (dx.numel() > 0) {
       call_boxed(op, {c.x, c.weight, c.bias, dout, {}, {}, {}, dx, dweight, dbias, {}, c.silu});
     }
     const auto back = [](const Tensor& t, const c10::IValue& of) { return t.to(of.toTensor().scalar_type()); };
-    return {dx, back(dweight, a["weight"]), given(a["bias"]) ? back(dbias.toTensor(), a["bias"]) : nothing(dx),
+    return {dx, back(dweight, a["weight"]), has_value(a["bias"]) ? back(dbias.toTensor(), a["bias"]) : nothing(dx),
             nothing(dx)};
   };
 }
 
-Adapter convolves_step(const c10::OperatorHandle& op) {
+CallAdapter convolves_step(const c10::OperatorHandle& op) {
   return [op](const AdapterArguments& a) -> Values {
     const Tensor x = without_gaps(a["x"]), out = at::empty_like(x);
     if (out.numel() > 0) {
@@ -87,8 +88,8 @@ Adapter convolves_step(const c10::OperatorHandle& op) {
 
 // As theirs takes them.
 Values scan_inputs(const AdapterArguments& a) {
-  refuse_option(given(a["initial_state"]), "an initial state");
-  refuse_option(given(a["seq_idx"]), "packed sequences");
+  refuse_option(has_value(a["initial_state"]), "an initial state");
+  refuse_option(has_value(a["seq_idx"]), "packed sequences");
   const auto of_groups = [&](const char* name) {  // [batch, state, time], or with groups
     const Tensor t = without_gaps(a[name]);
     return t.dim() == 3 ? t.unsqueeze(1) : t;
@@ -100,7 +101,7 @@ Values scan_inputs(const AdapterArguments& a) {
           of_groups("B"),
           of_groups("C"),
           in_float32(a["D"]),
-          given(z) ? c10::IValue(without_gaps(z)) : z,
+          has_value(z) ? c10::IValue(without_gaps(z)) : z,
           in_float32(a["delta_bias"])};
 }
 
@@ -110,22 +111,22 @@ Values scanned(const c10::OperatorHandle& op, Values inputs, bool softplus) {
   return call_boxed(op, std::move(inputs));
 }
 
-Adapter scans(const c10::OperatorHandle& op, bool trains) {
+CallAdapter scans(const c10::OperatorHandle& op, bool trains) {
   return [op, trains](const AdapterArguments& a) -> Values {
     const Values found = scanned(op, scan_inputs(a), a["delta_softplus"].toBool());
     const Tensor x = found.at(1).toTensor();  // [batch, channels, chunks, 2 * state]
     const Tensor last = x.select(2, x.size(2) - 1).slice(2, 1, c10::nullopt, 2).contiguous();
-    Values results = {given(a["z"]) ? found.at(2) : found.at(0), last};
+    Values results = {has_value(a["z"]) ? found.at(2) : found.at(0), last};
     if (trains) results.emplace_back(x);
     return results;
   };
 }
 
 // With z theirs reads what the forward gave before the gate, for which the contract has no place: made again.
-Adapter scans_backward(const c10::OperatorHandle& op, const c10::OperatorHandle& forward) {
+CallAdapter scans_backward(const c10::OperatorHandle& op, const c10::OperatorHandle& forward) {
   return [op, forward](const AdapterArguments& a) -> Values {
-    refuse_option(given(a["dlast_state"]), "a gradient of the final state");
-    const bool softplus = a["delta_softplus"].toBool(), gated = given(a["z"]);
+    refuse_option(has_value(a["dlast_state"]), "a gradient of the final state");
+    const bool softplus = a["delta_softplus"].toBool(), gated = has_value(a["z"]);
     Values stack = scan_inputs(a);
     const Tensor u = stack[0].toTensor();
     const Values again = gated ? scanned(forward, stack, softplus) : Values{c10::IValue(), a["checkpoints"]};
@@ -134,7 +135,7 @@ Adapter scans_backward(const c10::OperatorHandle& op, const c10::OperatorHandle&
                   /*recompute_out_z=*/false});
     const Values found = call_boxed(op, std::move(stack));
     const auto like = [&](size_t theirs, const char* ours) {  // in the form of the argument
-      if (!given(a[ours])) return nothing(u);
+      if (!has_value(a[ours])) return nothing(u);
       const Tensor of = a[ours].toTensor();
       return found.at(theirs).toTensor().reshape(of.sizes()).to(of.scalar_type());
     };
@@ -193,7 +194,7 @@ std::vector<ForeignPackage> mamba_packages() {
 
 AdaptedOps mamba_adapters(const Manifest& m) {
   AdaptedOps all;
-  const auto add = [&](const char* ours, const c10::OperatorHandle& theirs, Adapter adapter) {
+  const auto add = [&](const char* ours, const c10::OperatorHandle& theirs, CallAdapter adapter) {
     all.emplace(ours, AdaptedOp{theirs, std::move(adapter)});
   };
   const auto forward = find_op(m, "causal_conv1d_fwd"), backward = find_op(m, "causal_conv1d_bwd");

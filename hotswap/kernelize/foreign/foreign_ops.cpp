@@ -53,7 +53,7 @@ using at::Tensor;
 using Values = AdapterValues;
 
 // out, of x's shape or with half of its last dimension, filled by op(out, x).
-Adapter fills_output(const c10::OperatorHandle& op, bool half) {
+CallAdapter fills_output(const c10::OperatorHandle& op, bool half) {
   return [op, half](const AdapterArguments& a) -> Values {
     const Tensor x = a["x"].toTensor().contiguous();
     std::vector<int64_t> shape = x.sizes().vec();
@@ -83,7 +83,7 @@ Tensor turned(const c10::OperatorHandle& op, const Tensor& x, const Tensor& cos,
 }
 
 // backward: gradients are turned the other way.
-Adapter turns_halves(const c10::OperatorHandle& op, bool backward) {
+CallAdapter turns_halves(const c10::OperatorHandle& op, bool backward) {
   return [op, backward](const AdapterArguments& a) -> Values {
     const Tensor q = a[backward ? "dq" : "q"].toTensor(), k = a[backward ? "dk" : "k"].toTensor();
     const int64_t dim = a["rotary_dim"].toInt();
@@ -102,7 +102,7 @@ Adapter turns_halves(const c10::OperatorHandle& op, bool backward) {
   };
 }
 
-Adapter normalizes(const c10::OperatorHandle& op) {
+CallAdapter normalizes(const c10::OperatorHandle& op) {
   return [op](const AdapterArguments& a) -> Values {
     const Tensor x = a["x"].toTensor().contiguous();
     const double offset = a["offset"].toDouble();
@@ -121,7 +121,7 @@ Values plain_inputs(const AdapterArguments& a) {
           elements("attention_weights")};
 }
 
-Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
+CallAdapter attends_to_pyramid(const c10::OperatorHandle& op) {
   return [op](const AdapterArguments& a) -> Values {
     const Tensor value = a["value"].toTensor(), weights = a["attention_weights"].toTensor();
     const int64_t batch = value.size(0);
@@ -134,7 +134,7 @@ Adapter attends_to_pyramid(const c10::OperatorHandle& op) {
   };
 }
 
-Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
+CallAdapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
   return [op](const AdapterArguments& a) -> Values {
     const std::array<Tensor, 3> inputs = {a["value"].toTensor(), a["sampling_locations"].toTensor(),
                                           a["attention_weights"].toTensor()};
@@ -154,7 +154,7 @@ Adapter attends_to_pyramid_backward(const c10::OperatorHandle& op) {
 }
 
 struct Counted : c10::OperatorKernel {
-  Counted(Adapter adapter, std::shared_ptr<std::atomic<int64_t>> calls)
+  Counted(CallAdapter adapter, std::shared_ptr<std::atomic<int64_t>> calls)
       : adapter_(std::move(adapter)), calls_(std::move(calls)) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     ++*calls_;
@@ -165,7 +165,7 @@ struct Counted : c10::OperatorKernel {
   }
 
  private:
-  Adapter adapter_;
+  CallAdapter adapter_;
   std::shared_ptr<std::atomic<int64_t>> calls_;
 };
 

@@ -45,6 +45,9 @@ LatentAttentionOptions latent_attention_options(const ModelConfig& c, int64_t la
   return options;
 }
 
+}  // namespace hotswap
+
+namespace hotswap::deepseek_v2 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -73,4 +76,4 @@ const RegisteredFamily kDeepseekV2({.model_type = "deepseek_v2",
                                     .read_config = read_config,
                                     .make_block = make_block});
 
-}  // namespace hotswap
+}  // namespace hotswap::deepseek_v2

@@ -8,7 +8,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::deepseek_v3 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -68,4 +68,4 @@ const RegisteredFamily kDeepseekV3({.model_type = "deepseek_v3",
                                     .make_block = make_block,
                                     .tensor_rules = separate_experts});
 
-}  // namespace hotswap
+}  // namespace hotswap::deepseek_v3

@@ -3,7 +3,7 @@
 #include "hotswap/models/families/mamba.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::falcon_mamba {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -21,4 +21,4 @@ const RegisteredFamily kFalconMamba({.model_type = "falcon_mamba",
                                      .tensor_rules = backbone_names,
                                      .module_names = backbone_names});
 
-}  // namespace hotswap
+}  // namespace hotswap::falcon_mamba

@@ -36,6 +36,9 @@ TensorRules gemma_gguf_rules(const std::vector<std::pair<const char*, const char
   return rules;
 }
 
+}  // namespace hotswap
+
+namespace hotswap::gemma {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -62,4 +65,4 @@ const RegisteredFamily kGemma({.model_type = "gemma",
                                .gguf_rules = gguf_rules,
                                .gguf_extend = gguf_extend});
 
-}  // namespace hotswap
+}  // namespace hotswap::gemma

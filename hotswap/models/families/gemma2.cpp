@@ -65,6 +65,9 @@ TensorRules gemma2_gguf_rules(const ModelConfig&) {
                            {"attn_k_norm", "self_attn.k_norm"}});
 }
 
+}  // namespace hotswap
+
+namespace hotswap::gemma2 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -96,4 +99,4 @@ const RegisteredFamily kGemma2({.model_type = "gemma2",
                                                "final_logit_softcapping"},
                                 .gguf_extend = gguf_extend});
 
-}  // namespace hotswap
+}  // namespace hotswap::gemma2

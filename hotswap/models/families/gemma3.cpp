@@ -6,7 +6,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::gemma3 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -44,4 +44,4 @@ const RegisteredFamily kGemma3({.model_type = "gemma3_text",
                                                "rope.freq_base_swa"},
                                 .gguf_extend = gguf_extend});
 
-}  // namespace hotswap
+}  // namespace hotswap::gemma3

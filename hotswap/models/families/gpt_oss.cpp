@@ -6,7 +6,7 @@
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/mxfp4.h"
 
-namespace hotswap {
+namespace hotswap::gpt_oss {
 namespace {
 
 // A config without rotary parameters has these, as transformers' class has them.
@@ -76,4 +76,4 @@ const RegisteredFamily kGptOss({.model_type = "gpt_oss",
                                 .tensor_rules = tensor_rules,
                                 .module_names = module_names});
 
-}  // namespace hotswap
+}  // namespace hotswap::gpt_oss

@@ -3,7 +3,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::granite {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -40,4 +40,4 @@ const RegisteredFamily kGranite({.model_type = "granite",
                                  .gguf_reads = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"},
                                  .gguf_extend = gguf_extend});
 
-}  // namespace hotswap
+}  // namespace hotswap::granite

@@ -8,7 +8,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::jamba {
 namespace {
 
 constexpr const char* kRecurrent = "linear_attention";  // transformers' word in layer_types
@@ -125,4 +125,4 @@ const RegisteredFamily kJamba({.model_type = "jamba",
                                .tensor_rules = tensor_rules,
                                .module_names = module_names});
 
-}  // namespace hotswap
+}  // namespace hotswap::jamba

@@ -77,6 +77,9 @@ TensorRules gguf_interleaved_rules(const ModelConfig& c) {
   return rules;
 }
 
+}  // namespace hotswap
+
+namespace hotswap::llama {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -96,4 +99,4 @@ const RegisteredFamily kLlama({.model_type = "llama",
                                .gguf_rules = gguf_interleaved_rules,
                                .gguf_head_dim_is_rotary = true});
 
-}  // namespace hotswap
+}  // namespace hotswap::llama

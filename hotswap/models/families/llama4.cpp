@@ -7,7 +7,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::llama4 {
 namespace {
 
 // Which layers see their chunk alone: those that turn, unless layer_types says otherwise.
@@ -96,4 +96,4 @@ const RegisteredFamily kLlama4({.model_type = "llama4_text",
                                 .make_block = make_block,
                                 .module_names = module_names});
 
-}  // namespace hotswap
+}  // namespace hotswap::llama4

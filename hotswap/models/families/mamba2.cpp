@@ -7,7 +7,7 @@
 #include "hotswap/models/families/mamba.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::mamba2 {
 namespace {
 
 // Python's infinity, which JSON has not, is written {"__float__": "Infinity"}.
@@ -62,4 +62,4 @@ const RegisteredFamily kMamba2({.model_type = "mamba2",
                                 .tensor_rules = backbone_names,
                                 .module_names = backbone_names});
 
-}  // namespace hotswap
+}  // namespace hotswap::mamba2

@@ -3,7 +3,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::mistral {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -27,4 +27,4 @@ const RegisteredFamily kMistral({.model_type = "mistral",
                                  .make_block = make_block,
                                  .make_fused_step = make_fused_decoder_step});
 
-}  // namespace hotswap
+}  // namespace hotswap::mistral

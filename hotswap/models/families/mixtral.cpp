@@ -3,7 +3,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::mixtral {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -38,4 +38,4 @@ const RegisteredFamily kMixtral({.model_type = "mixtral",
                                  .make_block = make_block,
                                  .tensor_rules = tensor_rules});
 
-}  // namespace hotswap
+}  // namespace hotswap::mixtral

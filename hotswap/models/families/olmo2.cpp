@@ -44,6 +44,9 @@ ModelConfig read_olmo2_config(const Json& json, const ConfigDefaults& defaults) 
   return c;
 }
 
+}  // namespace hotswap
+
+namespace hotswap::olmo2 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -68,4 +71,4 @@ const RegisteredFamily kOlmo2({.model_type = "olmo2",
                                .gguf_architecture = "olmo2",
                                .gguf_rules = gguf_rules});
 
-}  // namespace hotswap
+}  // namespace hotswap::olmo2

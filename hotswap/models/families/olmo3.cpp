@@ -2,7 +2,7 @@
 #include "hotswap/models/families/olmo2.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::olmo3 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -18,4 +18,4 @@ const RegisteredFamily kOlmo3({.model_type = "olmo3",
                                .read_config = read_config,
                                .make_block = make_olmo2_block});
 
-}  // namespace hotswap
+}  // namespace hotswap::olmo3

@@ -5,7 +5,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::olmoe {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -33,4 +33,4 @@ const RegisteredFamily kOlmoe({.model_type = "olmoe",
                                .make_block = make_block,
                                .tensor_rules = separate_experts});
 
-}  // namespace hotswap
+}  // namespace hotswap::olmoe

@@ -4,7 +4,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::phi3 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -44,4 +44,4 @@ const RegisteredFamily kPhi3({.model_type = "phi3",
                               .tensor_rules = tensor_rules,
                               .module_names = module_names});
 
-}  // namespace hotswap
+}  // namespace hotswap::phi3

@@ -2,7 +2,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::qwen2 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -27,4 +27,4 @@ const RegisteredFamily kQwen2({.model_type = "qwen2",
                                .make_fused_step = make_fused_decoder_step,
                                .gguf_architecture = "qwen2"});
 
-}  // namespace hotswap
+}  // namespace hotswap::qwen2

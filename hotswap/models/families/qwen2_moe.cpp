@@ -6,7 +6,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::qwen2_moe {
 namespace {
 
 // Where nothing else is said every other layer below max_window_layers slides.
@@ -46,4 +46,4 @@ const RegisteredFamily kQwen2Moe({.model_type = "qwen2_moe",
                                   .make_block = make_block,
                                   .tensor_rules = separate_experts});
 
-}  // namespace hotswap
+}  // namespace hotswap::qwen2_moe

@@ -2,7 +2,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::qwen3 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -28,4 +28,4 @@ const RegisteredFamily kQwen3({.model_type = "qwen3",
                                .make_fused_step = make_fused_decoder_step,
                                .gguf_architecture = "qwen3"});
 
-}  // namespace hotswap
+}  // namespace hotswap::qwen3

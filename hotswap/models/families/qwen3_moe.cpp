@@ -3,7 +3,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::qwen3_moe {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -32,4 +32,4 @@ const RegisteredFamily kQwen3Moe({.model_type = "qwen3_moe",
                                   .make_block = make_block,
                                   .tensor_rules = separate_experts});
 
-}  // namespace hotswap
+}  // namespace hotswap::qwen3_moe

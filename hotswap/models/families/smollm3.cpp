@@ -3,7 +3,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
+namespace hotswap::smollm3 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
@@ -37,4 +37,4 @@ const RegisteredFamily kSmolLM3({.model_type = "smollm3",
                                  .gguf_rules = gguf_interleaved_rules,
                                  .gguf_head_dim_is_rotary = true});
 
-}  // namespace hotswap
+}  // namespace hotswap::smollm3

@@ -325,7 +325,7 @@ Gguf small_model(const std::string& arch) {
       .tensor("token_embd.weight", {16, 1}, 0, std::string(64, '\0'));
 }
 
-Json config_of(const TempFolder& folder, const Gguf& gguf) {
+Json config_from(const TempFolder& folder, const Gguf& gguf) {
   put_file(folder / "m.gguf", gguf.bytes());
   return config_of_gguf(GgufFile(folder / "m.gguf"));
 }
@@ -333,7 +333,7 @@ Json config_of(const TempFolder& folder, const Gguf& gguf) {
 TEST(GgufModel, Config) {
   const TempFolder folder;
   const Json llama =
-      config_of(folder, small_model("llama").u32("llama.rope.dimension_count", 8).f32("llama.rope.freq_base", 5e5f));
+      config_from(folder, small_model("llama").u32("llama.rope.dimension_count", 8).f32("llama.rope.freq_base", 5e5f));
   EXPECT_EQ(llama.at<std::string>("model_type"), "llama");
   EXPECT_EQ(llama.at<int64_t>("num_hidden_layers"), 2);
   EXPECT_EQ(llama.at<int64_t>("num_key_value_heads"), 2);  // absent: as many as heads
@@ -341,30 +341,30 @@ TEST(GgufModel, Config) {
   EXPECT_EQ(llama.at<double>("rope_theta"), 5e5);
   EXPECT_TRUE(llama.at<bool>("tie_word_embeddings"));
   EXPECT_FALSE(llama.has("rope_scaling"));
-  const Json qwen = config_of(folder, small_model("qwen3")
-                                          .u32("qwen3.attention.key_length", 32)
-                                          .u32("qwen3.attention.value_length", 32)
-                                          .u32("qwen3.attention.head_count_kv", 1)
-                                          .str("qwen3.rope.scaling.type", "yarn")
-                                          .f32("qwen3.rope.scaling.factor", 4)
-                                          .u32("qwen3.rope.scaling.original_context_length", 32)
-                                          .tensor("output.weight", {16, 1}, 0, std::string(64, '\0')));
+  const Json qwen = config_from(folder, small_model("qwen3")
+                                            .u32("qwen3.attention.key_length", 32)
+                                            .u32("qwen3.attention.value_length", 32)
+                                            .u32("qwen3.attention.head_count_kv", 1)
+                                            .str("qwen3.rope.scaling.type", "yarn")
+                                            .f32("qwen3.rope.scaling.factor", 4)
+                                            .u32("qwen3.rope.scaling.original_context_length", 32)
+                                            .tensor("output.weight", {16, 1}, 0, std::string(64, '\0')));
   EXPECT_EQ(qwen.at<std::string>("model_type"), "qwen3");
   EXPECT_EQ(qwen.at<int64_t>("head_dim"), 32);
   EXPECT_EQ(qwen.at<int64_t>("num_key_value_heads"), 1);
   EXPECT_FALSE(qwen.at<bool>("tie_word_embeddings"));
   EXPECT_EQ(qwen.child("rope_scaling").at<std::string>("rope_type"), "yarn");
   EXPECT_EQ(qwen.child("rope_scaling").at<int64_t>("original_max_position_embeddings"), 32);
-  const Json linear = config_of(
+  const Json linear = config_from(
       folder, small_model("llama").str("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 2));
   EXPECT_EQ(linear.child("rope_scaling").at<double>("factor"), 2.0);
-  const Json untyped = config_of(folder, small_model("llama").f32("llama.rope.scaling.factor", 2));
+  const Json untyped = config_from(folder, small_model("llama").f32("llama.rope.scaling.factor", 2));
   EXPECT_EQ(untyped.child("rope_scaling").at<std::string>("rope_type"), "linear");  // as llama.cpp
 }
 
 TEST(GgufModel, ConfigRefuses) {
   const TempFolder folder;
-  const auto message = [&](const Gguf& gguf) { return message_of([&] { config_of(folder, gguf); }); };
+  const auto message = [&](const Gguf& gguf) { return message_of([&] { config_from(folder, gguf); }); };
   EXPECT_NE(message(small_model("mamba")).find("'mamba'"), std::string::npos);
   EXPECT_NE(message(Gguf().u32("k", 1)).find("general.architecture"), std::string::npos);
   EXPECT_NE(message(Gguf().str("general.architecture", "llama")).find("llama.embedding_length"), std::string::npos);
@@ -400,10 +400,10 @@ TEST(GgufModel, Llama3RopeScaling) {
     const double between = 1 / ((1 - smooth) / 32 + smooth);
     divisors += little_endian(static_cast<float>(wavelength < 2048 ? 1 : wavelength > 8192 ? 32 : between));
   }
-  const Json config = config_of(folder, small_model("llama")
-                                            .u32("llama.rope.dimension_count", 64)
-                                            .f32("llama.rope.freq_base", theta)
-                                            .tensor("rope_freqs.weight", {32}, 0, divisors));
+  const Json config = config_from(folder, small_model("llama")
+                                              .u32("llama.rope.dimension_count", 64)
+                                              .f32("llama.rope.freq_base", theta)
+                                              .tensor("rope_freqs.weight", {32}, 0, divisors));
   EXPECT_EQ(config.child("rope_scaling").at<std::string>("rope_type"), "llama3");
   EXPECT_EQ(config.child("rope_scaling").at<double>("factor"), 32.0);
   EXPECT_EQ(config.child("rope_scaling").at<double>("high_freq_factor"), 4.0);

@@ -97,7 +97,7 @@ void check_initialisation(const Json& json) {
                .next = "save the adapter again with peft's save_pretrained"});
 }
 
-double positive_number(const Json& json, const std::string& where, double value, bool whole) {
+double positive_of(const Json& json, const std::string& where, double value, bool whole) {
   if (value > 0 && std::isfinite(value) && (!whole || (value == std::floor(value) && value < 1e9))) return value;
   corrupt(json, cat("a positive ", whole ? "whole number" : "number", " as ", where), cat(value));
 }
@@ -182,7 +182,7 @@ LoraRules::LoraRules(const Json& json)
 }
 
 void LoraRules::read_ranks(const Json& json) {
-  rank_ = static_cast<int64_t>(positive_number(json, "r", json.get<double>("r", 8), true));
+  rank_ = static_cast<int64_t>(positive_of(json, "r", json.get<double>("r", 8), true));
   alpha_ = json.get<double>("lora_alpha", 8);
   if (!std::isfinite(alpha_)) corrupt(json, "a finite lora_alpha", cat(alpha_));
   const auto patterns = [&](const char* key, bool ranks) {
@@ -191,7 +191,7 @@ void LoraRules::read_ranks(const Json& json) {
     if (!found) return read;
     for (const auto& [pattern, value] : found->items()) {
       double number = value.as<double>();
-      if (ranks) number = positive_number(*found, pattern, number, true);
+      if (ranks) number = positive_of(*found, pattern, number, true);
       read.emplace_back(NamePattern(cat("(?:.*\\.)?(?:", pattern, ")"), found->where()), number);
     }
     return read;

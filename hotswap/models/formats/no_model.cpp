@@ -58,7 +58,7 @@ std::string text_in(const fs::path& file, const char* key) try {
   return "";
 }
 
-void refuse_adapter(const fs::path& folder) {
+void refuse_adapter_folder(const fs::path& folder) {
   if (!is_adapter(folder)) return;
   const fs::path config = folder / "adapter_config.json";
   const std::string base = text_in(config, "base_model_name_or_path"), type = text_in(config, "peft_type");
@@ -136,7 +136,7 @@ void refuse_dataset(const fs::path& folder, const Names& files) {
 }
 
 void refuse_folder(const fs::path& folder) {
-  refuse_adapter(folder);
+  refuse_adapter_folder(folder);
   if (is_model(folder)) return;
   if (is_package(folder)) {
     refuse_path(

@@ -55,7 +55,7 @@ std::string filled(const std::string& pattern, const Match& match) {
 }
 
 // Where one tensor of the model comes from.
-struct Source {
+struct TensorSource {
   const TensorRule* rule = nullptr;                  // null: the name stays
   std::vector<std::map<int64_t, std::string>> from;  // of each pattern of the rule, by index of a stack, else one
   int64_t begin = 0, width = 0;                      // rows of a split
@@ -82,7 +82,7 @@ class RuledCheckpoint : public Checkpoint {
   std::vector<std::string> names() const override { return names_; }
   bool has(const std::string& name) const override { return sources_.count(name) != 0; }
   std::vector<int64_t> shape(const std::string& name) const override {
-    const Source& source = source_of(name);
+    const TensorSource& source = source_of(name);
     if (is_kind(source, TensorRule::Kind::kDecode)) {
       std::vector<std::vector<int64_t>> shapes;
       for (const auto& parts : source.from) shapes.push_back(raw_->shape(parts.at(0)));
@@ -98,11 +98,11 @@ class RuledCheckpoint : public Checkpoint {
   }
   // What is decoded has numbers of no type of its own.
   at::ScalarType dtype(const std::string& name) const override {
-    const Source& source = source_of(name);
+    const TensorSource& source = source_of(name);
     return is_kind(source, TensorRule::Kind::kDecode) ? at::kBFloat16 : raw_->dtype(source.first());
   }
   at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
-    const Source& source = source_of(name);
+    const TensorSource& source = source_of(name);
     if (is_kind(source, TensorRule::Kind::kDecode)) {
       std::vector<at::Tensor> parts;
       for (const auto& stored : source.from) parts.push_back(raw_->tensor(stored.at(0)));
@@ -115,7 +115,7 @@ class RuledCheckpoint : public Checkpoint {
     return changes ? source.rule->change(tensor).to(dtype) : tensor;
   }
   std::optional<Weight> encoded(const std::string& name) const override {
-    const Source& source = source_of(name);
+    const TensorSource& source = source_of(name);
     const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
     const bool changes = source.rule != nullptr && source.rule->change;
     if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return std::nullopt;
@@ -127,7 +127,7 @@ class RuledCheckpoint : public Checkpoint {
     });
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
-    const Source& source = source_of(name);
+    const TensorSource& source = source_of(name);
     const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
     const bool changed = decoded || is_stack(source) || (source.rule != nullptr && source.rule->change);
     return !changed && raw_->is_file_memory(source.first(), dtype);
@@ -136,13 +136,13 @@ class RuledCheckpoint : public Checkpoint {
   const GgufFile* gguf() const override { return raw_->gguf(); }
 
  private:
-  static bool is_kind(const Source& source, TensorRule::Kind kind) {
+  static bool is_kind(const TensorSource& source, TensorRule::Kind kind) {
     return source.rule != nullptr && source.rule->kind == kind;
   }
-  static bool is_stack(const Source& source) { return is_kind(source, TensorRule::Kind::kStack); }
+  static bool is_stack(const TensorSource& source) { return is_kind(source, TensorRule::Kind::kStack); }
 
   // Written part by part into one tensor: a mixture's weights are most of a checkpoint, and are not held twice.
-  at::Tensor stacked(const Source& source, at::ScalarType dtype) const {
+  at::Tensor stacked(const TensorSource& source, at::ScalarType dtype) const {
     std::vector<int64_t> shape = raw_->shape(source.first());
     const auto count = static_cast<int64_t>(source.from.front().size());
     const auto lists = static_cast<int64_t>(source.from.size());
@@ -160,7 +160,7 @@ class RuledCheckpoint : public Checkpoint {
   }
 
   // All that a rule wants is there, and of shapes that belong together.
-  void check_parts(const std::string& name, const Source& source) const {
+  void check_parts(const std::string& name, const TensorSource& source) const {
     for (size_t i = 0; i < source.from.size(); ++i) {
       if (!source.from[i].empty()) continue;
       throw Error({.kind = ErrorKind::kCorrupt,
@@ -171,7 +171,7 @@ class RuledCheckpoint : public Checkpoint {
     if (is_stack(source)) check_stack(name, source);
   }
 
-  void check_stack(const std::string& name, const Source& source) const {
+  void check_stack(const std::string& name, const TensorSource& source) const {
     const auto shape = raw_->shape(source.first());
     for (const auto& parts : source.from) {
       const bool alike =
@@ -220,7 +220,7 @@ class RuledCheckpoint : public Checkpoint {
     int64_t index = 0;
   };
 
-  void put(const std::string& target, const Part& part, Source source) {
+  void put(const std::string& target, const Part& part, TensorSource source) {
     source.from.resize(source.rule == nullptr ? 1 : source.rule->from.size());
     const TensorRule* rule = source.rule;
     const auto [found, fresh] = sources_.emplace(target, std::move(source));
@@ -252,7 +252,7 @@ class RuledCheckpoint : public Checkpoint {
                  .next = "check that the config and the weights belong together"});
   }
 
-  const Source& source_of(const std::string& name) const {
+  const TensorSource& source_of(const std::string& name) const {
     const auto found = sources_.find(name);
     if (found != sources_.end()) return found->second;
     throw Error({.kind = ErrorKind::kNotFound,
@@ -264,7 +264,7 @@ class RuledCheckpoint : public Checkpoint {
   std::unique_ptr<const Checkpoint> raw_;
   TensorRules rules_;
   std::map<std::string, int64_t> widths_;
-  std::map<std::string, Source> sources_;
+  std::map<std::string, TensorSource> sources_;
   std::vector<std::string> names_;
 };
 

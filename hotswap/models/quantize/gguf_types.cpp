@@ -9,7 +9,7 @@ namespace hotswap::quantizing {
 namespace {
 
 // Of blk.N.
-int64_t layer_of(const std::string& tensor) {
+int64_t layer_in(const std::string& tensor) {
   int64_t layer = 0;
   if (tensor.starts_with("blk.")) std::from_chars(tensor.data() + 4, tensor.data() + tensor.size(), layer);
   return layer;
@@ -23,7 +23,7 @@ bool gets_more_bits(int64_t layer, int64_t layers) {
 std::string q4_k_m(const std::string& tensor, const MixFacts& facts) {
   const bool is_head = tensor == "output.weight" || (tensor == "token_embd.weight" && !facts.has_head);
   if (is_head) return "Q6_K";
-  const bool more = gets_more_bits(layer_of(tensor), facts.layers);
+  const bool more = gets_more_bits(layer_in(tensor), facts.layers);
   if (tensor.ends_with(".attn_v.weight")) return more ? "Q6_K" : facts.shares_values_of_8 ? "Q5_K" : "Q4_K";
   if (tensor.ends_with(".ffn_down.weight")) return more ? "Q6_K" : "Q4_K";
   return "Q4_K";

@@ -47,7 +47,7 @@ const QuantizeFormat& format_of(const std::string& name) {
                .next = "name one of them"});
 }
 
-[[noreturn]] void refuse(ErrorKind kind, std::string expected, std::string got, std::string next) {
+[[noreturn]] void refuse_to_quantize(ErrorKind kind, std::string expected, std::string got, std::string next) {
   throw Error({.kind = kind, .wanted = std::move(expected), .got = std::move(got), .next = std::move(next)});
 }
 
@@ -60,46 +60,48 @@ bool is_inside_folder(const fs::path& inner, const fs::path& outer) {
 void check_target(const fs::path& out, const QuantizeFormat& format, const fs::path& model, bool replace) {
   const bool named_gguf = out.extension() == ".gguf";
   if (out.filename().empty() || named_gguf != format.is_gguf) {
-    refuse(ErrorKind::kInvalidArgument,
-           format.is_gguf ? cat("the name of a file that ends in .gguf for ", format.name)
-                          : cat("the name of a folder, without .gguf, for ", format.name),
-           cat("'", out.string(), "'"), "name the result accordingly");
+    refuse_to_quantize(ErrorKind::kInvalidArgument,
+                       format.is_gguf ? cat("the name of a file that ends in .gguf for ", format.name)
+                                      : cat("the name of a folder, without .gguf, for ", format.name),
+                       cat("'", out.string(), "'"), "name the result accordingly");
   }
   const fs::path parent = out.has_parent_path() ? out.parent_path() : fs::path(".");
   if (!fs::is_directory(parent)) {
-    refuse(ErrorKind::kNotFound, cat("a folder for ", out.filename().string()), cat("none at ", parent.string()),
-           "make it first");
+    refuse_to_quantize(ErrorKind::kNotFound, cat("a folder for ", out.filename().string()),
+                       cat("none at ", parent.string()), "make it first");
   }
   if (!fs::exists(fs::symlink_status(out))) return;
   if (!replace) {
-    refuse(ErrorKind::kInvalidArgument, cat("a new name for the result"), cat(out.string(), ", which exists"),
-           "take another name, or replace it on purpose (--replace)");
+    refuse_to_quantize(ErrorKind::kInvalidArgument, cat("a new name for the result"),
+                       cat(out.string(), ", which exists"), "take another name, or replace it on purpose (--replace)");
   }
   if (format.is_gguf == fs::is_directory(out) || is_inside_folder(model, out)) {
-    refuse(ErrorKind::kInvalidArgument,
-           format.is_gguf ? cat("a file to replace at ", out.string())
-                          : cat("a folder to replace at ", out.string(), ", without the model that is read"),
-           "something else", "take another name");
+    refuse_to_quantize(ErrorKind::kInvalidArgument,
+                       format.is_gguf
+                           ? cat("a file to replace at ", out.string())
+                           : cat("a folder to replace at ", out.string(), ", without the model that is read"),
+                       "something else", "take another name");
   }
 }
 
 // Plain weights of a family that is written.
 std::shared_ptr<CausalLM> open_model(const fs::path& folder) {
   if (fs::is_regular_file(folder)) {
-    refuse(ErrorKind::kUnsupported, "a folder with config.json and plain weights", folder.string(),
-           "quantise from the model's safetensors checkpoint: what a GGUF file holds was rounded before");
+    refuse_to_quantize(ErrorKind::kUnsupported, "a folder with config.json and plain weights", folder.string(),
+                       "quantise from the model's safetensors checkpoint: what a GGUF file holds was rounded before");
   }
   if (fs::is_regular_file(folder / "config.json")) {
     const Json config = Json::read(folder / "config.json");
     if (config.has("quantization_config")) {
-      refuse(ErrorKind::kUnsupported, "plain weights to quantise", cat("quantization_config in ", config.where()),
-             "quantise from the model's plain checkpoint: these weights were rounded before");
+      refuse_to_quantize(ErrorKind::kUnsupported, "plain weights to quantise",
+                         cat("quantization_config in ", config.where()),
+                         "quantise from the model's plain checkpoint: these weights were rounded before");
     }
     const std::string type = family_of(config).model_type;
     if (std::find(std::begin(kFamilies), std::end(kFamilies), type) == std::end(kFamilies)) {
-      refuse(ErrorKind::kUnsupported, cat("a model of a family that is written quantised: ", join(kFamilies)),
-             cat('"', type, "\" in ", config.where()),
-             "take llama.cpp's or llm-compressor's own tools for this family");
+      refuse_to_quantize(
+          ErrorKind::kUnsupported, cat("a model of a family that is written quantised: ", join(kFamilies)),
+          cat('"', type, "\" in ", config.where()), "take llama.cpp's or llm-compressor's own tools for this family");
     }
   }
   return AutoModelForCausalLM::from_pretrained(folder);
@@ -134,14 +136,15 @@ std::unique_ptr<const Checkpoint> open_written(const fs::path& path, const Quant
 void measure(QuantizedTensor& result, const at::Tensor& before, const at::Tensor& after, const std::string& format) {
   const at::Tensor exact = before.detach().to(at::kFloat);
   if (after.sizes() != exact.sizes()) {
-    refuse(ErrorKind::kInternal, cat("'", result.name, "' as [", join(exact.sizes()), "] in what was written"),
-           cat("[", join(after.sizes()), "]"), "report it with the model's name");
+    refuse_to_quantize(ErrorKind::kInternal,
+                       cat("'", result.name, "' as [", join(exact.sizes()), "] in what was written"),
+                       cat("[", join(after.sizes()), "]"), "report it with the model's name");
   }
   result.squared_error = after.sub(exact).square().sum(at::kDouble).item<double>();
   result.squared_norm = exact.square().sum(at::kDouble).item<double>();
   if (std::isfinite(result.squared_error)) return;
-  refuse(ErrorKind::kUnsupported, cat("weights within the range of ", result.type, ", for ", format),
-         cat("greater ones in '", result.name, "'"), "take another format: its scales are of 16 bits here");
+  refuse_to_quantize(ErrorKind::kUnsupported, cat("weights within the range of ", result.type, ", for ", format),
+                     cat("greater ones in '", result.name, "'"), "take another format: its scales are of 16 bits here");
 }
 
 uint64_t size_of(const fs::path& path) {

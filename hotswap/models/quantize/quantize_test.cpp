@@ -26,17 +26,17 @@ using test_support::TempFolder;
 const fs::path& models() { return made_data("models/quantize/quantize_models.py"); }
 constexpr const char* kFamilies[] = {"llama", "llama_odd", "qwen2", "qwen3"};
 
-Tensor logits_of(const fs::path& model, const Tensor& ids) {
+Tensor logits_of_folder(const fs::path& model, const Tensor& ids) {
   const at::NoGradGuard no_grad;
   return (*AutoModelForCausalLM::from_pretrained(model, {.dtype = "float32"}))({.input_ids = ids}).logits;
 }
 
-double length_of(const Tensor& x) { return x.to(at::kDouble).norm().item<double>(); }
+double norm_of(const Tensor& x) { return x.to(at::kDouble).norm().item<double>(); }
 
 bool is_gguf(const std::string& format) { return format == "q8_0" || format == "q4_k_m"; }
 
 // Every family in every format that fits it, made once.
-struct Written {
+struct WrittenFolders {
   TempFolder folder;
   std::map<std::string, QuantizeReport> reports;  // by name: "llama.q8_0.gguf", "llama.fp8_block"
   std::string failure;                            // of the readers' script
@@ -45,14 +45,14 @@ struct Written {
   }
 };
 
-const Written& written() {
+const WrittenFolders& written() {
   static const auto all = [] {
-    auto made = std::make_unique<Written>();
+    auto made = std::make_unique<WrittenFolders>();
     std::string arguments = made->folder.path().string();
     for (const char* family : kFamilies) {
       for (const QuantizeFormat& format : quantize_formats()) {
         if (std::string(family) == "llama_odd" && !format.is_gguf) continue;  // no multiple of 128
-        const std::string name = Written::name(family, format.name);
+        const std::string name = WrittenFolders::name(family, format.name);
         made->reports[name] = quantize(models() / family, made->folder / name, {.format = format.name});
         // transformers reads no rotary divisors of a GGUF file.
         if (std::string(family) != "llama_odd") arguments += " " + (made->folder / name).string();
@@ -73,25 +73,25 @@ class QuantizedModel : public testing::TestWithParam<std::tuple<const char*, con
   void SetUp() override {
     if (const auto why = test_support::lacking_imports("compressed_tensors, gguf, transformers")) GTEST_SKIP() << *why;
     std::tie(family_, format_) = GetParam();
-    name_ = Written::name(family_, format_);
+    name_ = WrittenFolders::name(family_, format_);
   }
   std::string family_, format_, name_;
 };
 
 // Of the logits, and of the weights of one tensor: relative RMS. Measured: logits .015, .17, .057 and .21 at most, and
 // weights .0054, .071, .027 and .098. A wrong order of rows or of codes is beyond 1.
-struct Limits {
+struct ErrorLimits {
   double logits, weights;
 };
-const std::map<std::string, Limits> kLimits = {
+const std::map<std::string, ErrorLimits> kLimits = {
     {"q8_0", {.03, .008}}, {"q4_k_m", {.3, .09}}, {"fp8_block", {.1, .04}}, {"int4_g128", {.35, .13}}};
 
 TEST_P(QuantizedModel, ComputesNearlyWhatThePlainOneDoes) {
   const SafetensorsFile plain(models() / family_ / "plain.safetensors");
   const Tensor ids = plain.tensor("input_ids"), exact = plain.tensor("logits");
-  const Tensor got = logits_of(written().folder / name_, ids);
+  const Tensor got = logits_of_folder(written().folder / name_, ids);
   ASSERT_EQ(got.sizes(), exact.sizes());
-  const double error = length_of(got - exact) / length_of(exact);
+  const double error = norm_of(got - exact) / norm_of(exact);
   EXPECT_LT(error, kLimits.at(format_).logits);
   EXPECT_GT(error, 1e-5);  // something was quantised
   for (const QuantizedTensor& tensor : written().reports.at(name_).tensors) {
@@ -104,7 +104,7 @@ TEST_P(QuantizedModel, IsReadAlikeByItsOwnReader) {
   ASSERT_TRUE(written().failure.empty()) << written().failure;
   const SafetensorsFile theirs(written().folder / (name_ + ".safetensors"));
   const Tensor ids = SafetensorsFile(written().folder / "input_ids.safetensors").tensor("input_ids");
-  const Tensor expected = theirs.tensor("logits"), got = logits_of(written().folder / name_, ids);
+  const Tensor expected = theirs.tensor("logits"), got = logits_of_folder(written().folder / name_, ids);
   // The same weights in float32, and the same operators: 0 where it was measured.
   EXPECT_LT((got - expected).abs().max().item<double>(), 1e-5 * expected.abs().max().item<double>());
   if (!is_gguf(format_)) return;
@@ -126,9 +126,9 @@ TEST(Quantize, RowsThatNoBlockFitsFallBackAsInLlamaCpp) {
   const SafetensorsFile plain(models() / "llama_odd/plain.safetensors");
   const Tensor exact = plain.tensor("logits");
   for (const char* format : {"q8_0", "q4_k_m"}) {
-    const std::string name = Written::name("llama_odd", format);
-    const Tensor got = logits_of(written().folder / name, plain.tensor("input_ids"));
-    EXPECT_LT(length_of(got - exact) / length_of(exact), kLimits.at(format).logits) << format;
+    const std::string name = WrittenFolders::name("llama_odd", format);
+    const Tensor got = logits_of_folder(written().folder / name, plain.tensor("input_ids"));
+    EXPECT_LT(norm_of(got - exact) / norm_of(exact), kLimits.at(format).logits) << format;
     std::map<std::string, std::string> types;
     for (const QuantizedTensor& tensor : written().reports.at(name).tensors) types[tensor.name] = tensor.type;
     EXPECT_EQ(types["model.layers.1.mlp.down_proj.weight"], "F16");

@@ -26,7 +26,7 @@ namespace {
 
 using OutJson = nlohmann::ordered_json;
 
-constexpr int64_t kBlock = 128, kGroup = 128;
+constexpr int64_t kFp8Block = 128, kGroup = 128;
 constexpr float kMaxE4m3 = 448;
 
 struct Part {
@@ -36,8 +36,8 @@ struct Part {
 
 // weight = e4m3 * weight_scale_inv of its block of 128 rows and 128 columns
 std::vector<Part> fp8_block(const at::Tensor& weight, at::ScalarType /*dtype*/) {
-  const int64_t rows = weight.size(0) / kBlock, columns = weight.size(1) / kBlock;
-  const at::Tensor blocks = weight.view({rows, kBlock, columns, kBlock});
+  const int64_t rows = weight.size(0) / kFp8Block, columns = weight.size(1) / kFp8Block;
+  const at::Tensor blocks = weight.view({rows, kFp8Block, columns, kFp8Block});
   const at::Tensor extreme = blocks.abs().amax({1, 3}, /*keepdim=*/true);
   // A block of zeros has no scale of its own, nor has one whose scale would be a subnormal without an inverse.
   const at::Tensor scale = at::where(extreme < 1e-30, at::ones_like(extreme), extreme / kMaxE4m3);
@@ -84,7 +84,7 @@ OutJson fp8_settings(const std::vector<std::string>& plain) {
   return {{"quant_method", "fp8"},
           {"fmt", "e4m3"},
           {"activation_scheme", "dynamic"},
-          {"weight_block_size", {kBlock, kBlock}},
+          {"weight_block_size", {kFp8Block, kFp8Block}},
           {"modules_to_not_convert", plain}};
 }
 
@@ -110,7 +110,7 @@ struct Writer {
 };
 // transformers' reader of FP8 divides a weight into as many blocks as there are scales, of one size: where the last
 // block is smaller than 128, it takes wrong scales without a word. compressed-tensors has whole groups only.
-constexpr Writer kWriters[] = {{"fp8_block", "e4m3", kBlock, kBlock, fp8_block, fp8_settings},
+constexpr Writer kWriters[] = {{"fp8_block", "e4m3", kFp8Block, kFp8Block, fp8_block, fp8_settings},
                                {"int4_g128", "int4", 1, kGroup, int4_groups, int4_settings}};
 
 void write_configs(const CausalLM& model, const std::filesystem::path& to, OutJson settings) {

@@ -17,7 +17,7 @@
 namespace hotswap::quantizing {
 namespace {
 
-[[noreturn]] void unsupported(std::string expected, std::string got) {
+[[noreturn]] void no_gguf_of(std::string expected, std::string got) {
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = std::move(expected),
                .got = std::move(got),
@@ -32,7 +32,7 @@ void put_rope(GgufWriter& out, const std::string& prefix, const RopeParameters& 
   out.real(prefix + "rope.freq_base", rope.theta);
   if (rope.type == "default" || rope.type == "llama3") return;  // llama3's factors are a tensor
   if (rope.type != "linear" && rope.type != "yarn")
-    unsupported("rotary embeddings of the type default, linear, yarn or llama3", cat("'", rope.type, "'"));
+    no_gguf_of("rotary embeddings of the type default, linear, yarn or llama3", cat("'", rope.type, "'"));
   out.text(prefix + "rope.scaling.type", rope.type);
   out.real(prefix + "rope.scaling.factor", rope.factor);
   if (rope.type == "linear") return;
@@ -106,7 +106,7 @@ struct Entry {
   at::Tensor tensor;  // of the model
 };
 
-at::Tensor bytes_of(const Entry& entry) {
+at::Tensor encoded(const Entry& entry) {
   const at::Tensor weights = finite_floats(entry.name, entry.tensor);
   const int64_t blocks = weights.numel() / entry.type->block;
   at::Tensor bytes =
@@ -202,7 +202,7 @@ Types write_gguf(const Source& source, const std::string& format, const std::fil
   out.write(to, [&](size_t i) {
     const Entry entry = entries[i]();
     source.advance(entry.name);
-    return bytes_of(entry);
+    return encoded(entry);
   });
   return types;
 }
@@ -216,7 +216,7 @@ void check_description(const std::filesystem::path& file, CausalLM& model) {
       const auto found = got.find(name);
       const std::string read = found == got.end() ? "none" : found->second;
       if (read == value) continue;
-      unsupported(
+      no_gguf_of(
           cat("a model that a GGUF file of the architecture ", model.family().gguf_architecture, " states whole"),
           cat(what, name, " ", value.empty() ? "none" : value, " in ", model.config_json().where(),
               ", which such a file reads as ", read.empty() ? "none" : read));

@@ -6,13 +6,13 @@ namespace {
 
 using Value = nlohmann::ordered_json;
 
-struct Group {
+struct UnusedArguments {
   const char* why;
   std::vector<std::pair<const char*, Value>> names;  // with the defaults
 };
 
-const std::vector<Group>& without_effect() {
-  static const std::vector<Group> groups = {
+const std::vector<UnusedArguments>& without_effect() {
+  static const std::vector<UnusedArguments> groups = {
       {"a loss that is not finite ends the run with an error", {{"logging_nan_inf_filter", true}}},
       {"no values are cached in training", {{"use_cache", false}}},
       {"the loss is all that an evaluation makes",
@@ -101,7 +101,7 @@ const std::vector<Refusal>& refusals() {
 
 std::vector<ArgumentRow> rows_not_read() {
   std::vector<ArgumentRow> rows;
-  for (const Group& group : without_effect()) {
+  for (const UnusedArguments& group : without_effect()) {
     for (const auto& [name, fallback] : group.names) {
       rows.push_back({.name = name, .kind = ArgumentKind::kNoEffect, .why = group.why, .fallback = fallback});
     }

@@ -14,7 +14,7 @@ namespace {
 using Buckets = std::vector<std::vector<size_t>>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-constexpr size_t kMiB = size_t{1} << 20;
+constexpr size_t kMebibyte = size_t{1} << 20;
 
 // Up to torch 2.13 with these arguments; 2.14 takes one more, with a default value.
 template <typename Reducer>
@@ -23,7 +23,7 @@ std::unique_ptr<Reducer> reducer_of(const Group& group, const TrainedTensors& tr
   std::unordered_map<size_t, std::string> names;
   for (size_t i = 0; i < trained.names.size(); ++i) names[i] = trained.names[i];
   const std::vector<bool> sparse(trained.tensors.size(), false);
-  const auto cap = static_cast<int64_t>(options.bucket_mib * kMiB);
+  const auto cap = static_cast<int64_t>(options.bucket_mib * kMebibyte);
   const auto first = static_cast<int64_t>(c10d::kDefaultFirstBucketBytes);
   constexpr bool kViews = true;  // gradients are views of the buckets: no copy of them
   const auto make = [&](auto... more) {
@@ -48,7 +48,7 @@ class ReducerSync final : public GradientSync {
   ReducerSync(const Group& group, const TrainedTensors& trained, const GradientSyncOptions& options,
               std::function<void()> on_reduce)
       : trained_(trained), find_unused_(options.find_unused_parameters), on_reduce_(std::move(on_reduce)) {
-    const size_t cap = static_cast<size_t>(options.bucket_mib) * kMiB;
+    const size_t cap = static_cast<size_t>(options.bucket_mib) * kMebibyte;
     const std::vector<size_t> sizes =
         find_unused_ ? std::vector<size_t>{cap} : std::vector<size_t>{c10d::kDefaultFirstBucketBytes, cap};
     Buckets buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(trained.tensors, sizes));
@@ -104,7 +104,7 @@ void broadcast_from_first(const Group& group, const std::vector<Tensor>& tensors
   std::vector<Tensor> plain;
   for (const Tensor& tensor : tensors) plain.push_back(tensor.detach());
   c10d::verify_params_across_processes(group, plain, std::nullopt);
-  c10d::broadcast_coalesced(group, plain, 250 * kMiB);
+  c10d::broadcast_coalesced(group, plain, 250 * kMebibyte);
 }
 
 }  // namespace hotswap
