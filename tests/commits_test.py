@@ -42,8 +42,8 @@ def unknown(commits: set[str]) -> set[str]:
 
 def is_in(history: list[str], commit: str) -> bool:
     """Does one of the sorted `history` begin with `commit`?"""
-    place = bisect.bisect_left(history, commit)
-    return place < len(history) and history[place].startswith(commit)
+    index = bisect.bisect_left(history, commit)
+    return index < len(history) and history[index].startswith(commit)
 
 
 def self_test() -> None:

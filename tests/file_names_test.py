@@ -27,7 +27,7 @@ DEFINED = re.compile(r"[\w:<>,&*\s\[\]]+?[\s&*](\w+)(?=\s*(?:(\()|=|\{|\[))")
 
 
 def own_names(text: str) -> set[str]:
-    """Names as they are written, behind the namespace where it is one inside hotswap: llama::read_config."""
+    """Names as they are written, after their namespace where it is one inside hotswap: llama::read_config."""
     found, anonymous, outer = set(), False, ""
 
     def add(*names: str) -> None:

@@ -58,7 +58,7 @@ Spec parse_spec(const std::string& text) {
     out.zero = true;
     if (out.align == 0) {
       out.align = '=';
-      out.fill = U"0";
+      out.fill.assign(1, U'0');  // g++ 12 warns of its own assignment of a literal
     }
     ++at;
   }
