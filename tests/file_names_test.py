@@ -22,7 +22,7 @@ TYPE = re.compile(r"(?:struct|class|enum class|enum|union) (\w+)[^;{]*\{")
 USING = re.compile(r"using (\w+ = .*);")
 OTHER = re.compile(r"(using|template|namespace|extern|TEST|INSTANTIATE|return|static_assert)\b")
 CONSTANT = re.compile(r"(?:static |constexpr |const )+")
-SEVERAL = re.compile(r"[\s*&](\w+)(?:\[\w*\])? = ")
+SEVERAL = re.compile(r"[\s*&](\w+)(?:\[\w*\])?(?: = |\{)")
 DEFINED = re.compile(r"[\w:<>,&*\s\[\]]+?[\s&*](\w+)(?=\s*(?:(\()|=|\{|\[))")
 
 

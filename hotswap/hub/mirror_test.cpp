@@ -17,7 +17,7 @@ using test_support::message_of;
 using test_support::noise;
 using test_support::TempFolder;
 
-const Repo kNorm{RepoType::kKernel, "acme/norm"}, kTiny{RepoType::kModel, "acme/tiny"};
+const Repo kNorm{RepoType::kKernel, "acme/norm"}, kMirrored{RepoType::kModel, "acme/tiny"};
 constexpr const char* kVariant = "torch-stable-abi210-cpu-x86_64-linux";
 
 class MirrorTest : public testing::Test {
@@ -60,9 +60,9 @@ class MirrorTest : public testing::Test {
 TEST_F(MirrorTest, TheSameCommitsNamesListsAndLocks) {
   const auto done = mirror({.repo = kNorm});
   EXPECT_EQ(done.size(), 3u) << "v1, v2 which is main, and the tag";
-  EXPECT_EQ(mirror({.repo = kTiny}).at(0).names, (std::vector<std::string>{"main"}));
+  EXPECT_EQ(mirror({.repo = kMirrored}).at(0).names, (std::vector<std::string>{"main"}));
   Hub old(client(there, cache)), fresh(client(here, other_cache));
-  for (const Repo& repo : {kNorm, kTiny}) {
+  for (const Repo& repo : {kNorm, kMirrored}) {
     const RepoRefs want = old.refs(repo), got = fresh.refs(repo);
     for (const auto& [a, b] : {std::pair(&want.branches, &got.branches), std::pair(&want.tags, &got.tags)}) {
       ASSERT_EQ(a->size(), b->size());

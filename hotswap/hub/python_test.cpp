@@ -10,7 +10,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-const Repo kPythonModel{RepoType::kPythonModel, "acme/tiny"}, kPythonKernel{RepoType::kPythonKernel, "acme/norm"};
+const Repo kPythonModel{RepoType::kModel, "acme/tiny"}, kPythonKernel{RepoType::kKernel, "acme/norm"};
 
 class AgainstPython : public test_support::PythonPeer {
  protected:
@@ -116,8 +116,8 @@ TEST_F(AgainstPython, TheirClientOnOurCache) {
 TEST_F(AgainstPython, WhatIsNotedOfARepositoryThatWasRefusedIsNoCorruption) {
   Hub hub(options());
   hub.publisher(kPythonKernel);  // all that is asked of a kernel whose publisher is not trusted
-  hub.refs({RepoType::kPythonKernel, "acme/norm"});
-  EXPECT_NE(test_support::message_of([&] { hub.refs({RepoType::kPythonModel, "acme/nothing"}); }), "no error");
+  hub.refs({RepoType::kKernel, "acme/norm"});
+  EXPECT_NE(test_support::message_of([&] { hub.refs({RepoType::kModel, "acme/nothing"}); }), "no error");
   const auto answers = ask({{"scan", nlohmann::json::array(), nlohmann::json::object()}});
   EXPECT_EQ(answers[0]["repos"], (nlohmann::json{"acme/norm"}));
   EXPECT_EQ(answers[0]["warnings"], nlohmann::json::array());

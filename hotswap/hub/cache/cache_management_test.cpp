@@ -14,7 +14,7 @@ using test_support::expect_has;
 using test_support::message_of;
 using test_support::TempFolder;
 
-const Repo kModel{RepoType::kModel, "acme/tiny"}, kKernel{RepoType::kKernel, "acme/norm"};
+const Repo kManaged{RepoType::kModel, "acme/tiny"}, kManagedKernel{RepoType::kKernel, "acme/norm"};
 
 // Two revisions of a model that share one file, and a kernel, downloaded.
 class CacheManagement : public testing::Test {
@@ -28,17 +28,17 @@ class CacheManagement : public testing::Test {
     HubServer server({.folder = served.path(), .large_from = 1000});
     server.start();
     Hub hub({.endpoint = server.url(), .cache = store.path(), .kernels_cache = store.path(), .progress = false});
-    hub.snapshot(kModel, "main");
-    hub.snapshot(kModel, "v2.0");
-    hub.snapshot(kKernel, "v1");
-    main = hub.commit(kModel, "main");
-    second = hub.commit(kModel, "v2.0");
+    hub.snapshot(kManaged, "main");
+    hub.snapshot(kManaged, "v2.0");
+    hub.snapshot(kManagedKernel, "v1");
+    main = hub.commit(kManaged, "main");
+    second = hub.commit(kManaged, "v2.0");
   }
   fs::path at(const std::string& path) const { return store.path() / "models--acme--tiny" / path; }
   fs::path blob(const std::string& commit, const std::string& file) const {
     return fs::canonical(at("snapshots/" + commit + "/" + file));
   }
-  CacheVerdict verify() const { return verify_cached(cache, *list_repo(cache, kModel)); }
+  CacheVerdict verify() const { return verify_cached(cache, *list_repo(cache, kManaged)); }
   // Every file and link below the cache, for "nothing was touched".
   std::vector<std::string> all() const {
     std::vector<std::string> names;
@@ -57,8 +57,8 @@ TEST_F(CacheManagement, Lists) {
   fs::create_directories(store.path() / "unknown--acme--x");
   const auto all = list_cache(cache);
   ASSERT_EQ(all.size(), 2u);
-  EXPECT_EQ(all[0].repo, kModel);
-  EXPECT_EQ(all[1].repo, kKernel);
+  EXPECT_EQ(all[0].repo, kManaged);
+  EXPECT_EQ(all[1].repo, kManagedKernel);
   ASSERT_EQ(all[0].revisions.size(), 2u);
   for (const CachedRevision& revision : all[0].revisions) {
     const bool first = revision.commit == main;
@@ -99,11 +99,11 @@ TEST_F(CacheManagement, VerifyHashesEverything) {
   expect_has(what["gone"], {"not there"});
   expect_has(what["a.json"], {"the commit has"});
 
-  const Removed removed = remove_wrong(cache, kModel, bad);
+  const Removed removed = remove_wrong(cache, kManaged, bad);
   ASSERT_EQ(removed.files.size(), 2u);
   EXPECT_FALSE(fs::exists(shared));
-  EXPECT_EQ(cache.find(kModel, main, "shared.bin"), std::nullopt) << "so the next use downloads it";
-  EXPECT_EQ(cache.find(kModel, main, "a.json"), std::nullopt);
+  EXPECT_EQ(cache.find(kManaged, main, "shared.bin"), std::nullopt) << "so the next use downloads it";
+  EXPECT_EQ(cache.find(kManaged, main, "a.json"), std::nullopt);
 }
 
 TEST_F(CacheManagement, VerifyWithoutLinksGoesByTheListOfFiles) {
@@ -115,16 +115,16 @@ TEST_F(CacheManagement, VerifyWithoutLinksGoesByTheListOfFiles) {
   const CacheVerdict bad = verify();
   ASSERT_EQ(bad.problems.size(), 1u);
   EXPECT_EQ(bad.problems[0].file, file);
-  EXPECT_EQ(remove_wrong(cache, kModel, bad).files.size(), 1u);
+  EXPECT_EQ(remove_wrong(cache, kManaged, bad).files.size(), 1u);
   EXPECT_FALSE(fs::exists(file));
 }
 
 TEST_F(CacheManagement, ARevisionGoesAndWhatOthersShareStays) {
   const auto before = all();
   const fs::path own = blob(main, "a.json"), shared = blob(main, "shared.bin");
-  const Removed plan = remove_revision(cache, kModel, "main", {.dry_run = true});
+  const Removed plan = remove_revision(cache, kManaged, "main", {.dry_run = true});
   EXPECT_EQ(all(), before) << "a dry run touches nothing";
-  const Removed done = remove_revision(cache, kModel, main.substr(0, 7));
+  const Removed done = remove_revision(cache, kManaged, main.substr(0, 7));
   ASSERT_EQ(done.files.size(), plan.files.size());
   for (size_t i = 0; i < done.files.size(); ++i) EXPECT_EQ(done.files[i].path, plan.files[i].path);
   EXPECT_EQ(done.bytes(), plan.bytes());
@@ -134,14 +134,14 @@ TEST_F(CacheManagement, ARevisionGoesAndWhatOthersShareStays) {
   EXPECT_FALSE(fs::exists(at("trees/" + main + ".json")));
   EXPECT_TRUE(fs::exists(shared));
   EXPECT_TRUE(verify().problems.empty());
-  EXPECT_EQ(cache.find(kModel, second, "shared.bin").has_value(), true);
-  const Removed rest = remove_revision(cache, kModel, "v2.0");
+  EXPECT_EQ(cache.find(kManaged, second, "shared.bin").has_value(), true);
+  const Removed rest = remove_revision(cache, kManaged, "v2.0");
   EXPECT_FALSE(fs::exists(shared));
   EXPECT_GE(rest.bytes(), 5008);
 }
 
 TEST_F(CacheManagement, ARepositoryGoesAndOthersStay) {
-  const Removed done = remove_repo(cache, kModel);
+  const Removed done = remove_repo(cache, kManaged);
   EXPECT_FALSE(fs::exists(at("")));
   EXPECT_GT(done.bytes(), 5015);
   for (const RemovedFile& file : done.files) EXPECT_TRUE(file.path.string().starts_with(at("").string()));
@@ -153,9 +153,9 @@ TEST_F(CacheManagement, RefusesWhatIsNotThereAndWhatLeadsOut) {
   const auto before = all();
   EXPECT_NE(message_of([&] { remove_repo(cache, {RepoType::kModel, "../tiny"}); }), "no error");
   EXPECT_NE(message_of([&] { remove_repo(cache, {RepoType::kModel, "acme/none"}); }), "no error");
-  expect_has(message_of([&] { remove_revision(cache, kModel, "v9"); }), {"'v9'", "main", "v2.0"});
-  EXPECT_NE(message_of([&] { remove_revision(cache, kModel, "../../x"); }), "no error");
-  EXPECT_NE(message_of([&] { remove_revision(cache, kModel, main.substr(0, 6)); }), "no error");
+  expect_has(message_of([&] { remove_revision(cache, kManaged, "v9"); }), {"'v9'", "main", "v2.0"});
+  EXPECT_NE(message_of([&] { remove_revision(cache, kManaged, "../../x"); }), "no error");
+  EXPECT_NE(message_of([&] { remove_revision(cache, kManaged, main.substr(0, 6)); }), "no error");
   EXPECT_EQ(all(), before);
   const TempFolder elsewhere;
   elsewhere.write("snapshots/" + main + "/precious", "x");
@@ -164,7 +164,7 @@ TEST_F(CacheManagement, RefusesWhatIsNotThereAndWhatLeadsOut) {
   EXPECT_EQ(list_cache(cache).size(), 2u);
   // A link inside goes; what it leads to does not.
   fs::create_directory_symlink(elsewhere.path(), at("snapshots/" + main + "/sub"));
-  remove_revision(cache, kModel, "main");
+  remove_revision(cache, kManaged, "main");
   EXPECT_TRUE(fs::exists(elsewhere.path() / "snapshots" / main / "precious"));
 }
 
@@ -172,14 +172,14 @@ TEST_F(CacheManagement, BesideADownload) {
   const std::string etag = blob(second, "a.json").filename().string();
   const fs::path blob_file = at("blobs/" + etag);
   {
-    const CacheLock downloading(cache.lock_file(kModel, etag));
-    expect_has(message_of([&] { remove_repo(cache, kModel); }), {"a download", "is held"});
-    expect_has(message_of([&] { remove_revision(cache, kModel, "v2.0"); }), {"is held"});
+    const CacheLock downloading(cache.lock_file(kManaged, etag));
+    expect_has(message_of([&] { remove_repo(cache, kManaged); }), {"a download", "is held"});
+    expect_has(message_of([&] { remove_revision(cache, kManaged, "v2.0"); }), {"is held"});
     EXPECT_TRUE(fs::exists(at("snapshots/" + second + "/a.json")));
-    remove_revision(cache, kModel, "main");  // another one is none of its business
+    remove_revision(cache, kManaged, "main");  // another one is none of its business
     EXPECT_TRUE(fs::exists(blob_file));
   }
-  remove_revision(cache, kModel, "v2.0");
+  remove_revision(cache, kManaged, "v2.0");
   EXPECT_FALSE(fs::exists(blob_file));
 }
 
@@ -200,16 +200,16 @@ TEST_F(CacheManagement, UnfinishedDownloads) {
   leave("blobs/young.01234567.incomplete", 1);
   leave("refs/main.01234567.tmp", 60);
   leave("snapshots/" + main + "/their.01234567.tmp", 60);  // a file of the repository, whatever its name
-  const CacheLock downloading(cache.lock_file(kModel, "busy"));
-  const auto listed = list_repo(cache, kModel)->unfinished;
+  const CacheLock downloading(cache.lock_file(kManaged, "busy"));
+  const auto listed = list_repo(cache, kManaged)->unfinished;
   ASSERT_EQ(listed.size(), 4u);
   for (const UnfinishedFile& file : listed) {
     EXPECT_EQ(file.busy, file.file.filename().string().starts_with("busy"));
     EXPECT_EQ(file.bytes, 4096);
   }
   EXPECT_TRUE(verify().problems.empty()) << "they are no blobs yet";
-  const Removed plan = remove_unfinished(cache, kModel, {.dry_run = true});
-  const Removed done = remove_unfinished(cache, kModel);
+  const Removed plan = remove_unfinished(cache, kManaged, {.dry_run = true});
+  const Removed done = remove_unfinished(cache, kManaged);
   EXPECT_EQ(plan.files.size(), 2u);
   ASSERT_EQ(done.files.size(), 2u);
   EXPECT_EQ(done.bytes(), 8192);

@@ -14,7 +14,7 @@ using test_support::Peer;
 using test_support::ScriptServer;
 
 const std::string kSomeCommit(40, 'a');
-const Repo kClientNorm{RepoType::kClientNorm, "org/name"}, kClientTiny{RepoType::kClientTiny, "org/name"};
+const Repo kClientNorm{RepoType::kKernel, "org/name"}, kClientTiny{RepoType::kModel, "org/name"};
 
 HubOptions options_for(const ScriptServer& server) {
   HubOptions options{.endpoint = server.url(), .token = "secret"};
