@@ -9,7 +9,7 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 
 using namespace kernels::gpu;
 constexpr int kT = 512;  // threads that exchange; a warp more streams
@@ -24,11 +24,11 @@ __global__ void __launch_bounds__(kT + 32, 1)
              unsigned long long base, unsigned* out, unsigned long long* moved) {
   // ---- prologue: barriers
   extern __shared__ __align__(128) char raw[];
-  __shared__ Barrier full[16];
+  __shared__ Mbarrier full[16];
   __shared__ volatile int done;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 16; ++i) full[i].init(1);
-    publish_barriers();
+    fence_mbarrier_init();
     done = 0;
   }
   __syncthreads();
@@ -40,9 +40,9 @@ __global__ void __launch_bounds__(kT + 32, 1)
     for (; !done; ++i) {
       if (i >= flight) full[(i - flight) % 12].wait(((i - flight) / 12) & 1);
       const int s = i % 12;
-      full[s].arrive_expecting(16384);
+      full[s].arrive_expect_tx(16384);
       for (int r = 0; r < 8; ++r)
-        load_bytes(raw + 16384 + s * 16384 + r * 2048, weights + (at << 14) + r * 2048, 2048, full[s]);
+        bulk_load(raw + 16384 + s * 16384 + r * 2048, weights + (at << 14) + r * 2048, 2048, full[s]);
       at += gridDim.x;
       if (at >= pieces) at = blockIdx.x;
     }

@@ -14,12 +14,12 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 
 namespace {
 
-using kernels::gpu::Barrier;
 using kernels::gpu::checked;
+using kernels::gpu::Mbarrier;
 
 constexpr int kThreads = 256;
 constexpr int64_t kModel = int64_t(1) << 30, kLayer = 31 << 20, kNode = 7680 << 10;  // bytes; of Qwen3-0.6B about
@@ -60,15 +60,15 @@ constexpr int kMostBuffers = 32;
 __global__ void __launch_bounds__(kThreads)
     read_by_ring(const char* from, int64_t bytes, int piece, int buffers, unsigned* out) {
   extern __shared__ __align__(128) char ring[];
-  __shared__ Barrier full[kMostBuffers];
+  __shared__ Mbarrier full[kMostBuffers];
   const int64_t pieces = bytes / piece, mine = (pieces - blockIdx.x + gridDim.x - 1) / gridDim.x;
   const auto source = [&](int64_t i) { return from + (int64_t(blockIdx.x) + i * gridDim.x) * piece; };
   if (threadIdx.x == 0) {
     for (int b = 0; b < buffers; ++b) full[b].init(1);
-    kernels::gpu::publish_barriers();
+    kernels::gpu::fence_mbarrier_init();
     for (int b = 0; b < buffers && b < mine; ++b) {
-      full[b].arrive_expecting(piece);
-      kernels::gpu::load_bytes(ring + b * piece, source(b), piece, full[b]);
+      full[b].arrive_expect_tx(piece);
+      kernels::gpu::bulk_load(ring + b * piece, source(b), piece, full[b]);
     }
   }
   __syncthreads();
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(kThreads)
       sum ^= folded(*reinterpret_cast<const uint4*>(ring + b * piece + at));
     __syncthreads();
     if (threadIdx.x == 0 && i + buffers < mine) {
-      full[b].arrive_expecting(piece);
-      kernels::gpu::load_bytes(ring + b * piece, source(i + buffers), piece, full[b]);
+      full[b].arrive_expect_tx(piece);
+      kernels::gpu::bulk_load(ring + b * piece, source(i + buffers), piece, full[b]);
     }
   }
   keep(sum, out);

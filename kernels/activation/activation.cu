@@ -1,6 +1,6 @@
 // Activations on a GPU.
 #include "kernels/activation/activation_cuda.h"
-#include "kernels/common/gpu/gated.cuh"
+#include "kernels/common/gpu/tile/gated.cuh"
 
 namespace activation::cuda {
 namespace {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void unary_at(const Unary& a, int64_t row, int64_t co
 template <class Act, class T, bool kBackward, int N>
 __global__ void __launch_bounds__(kWalkThreads) unary_rows(const Unary a, int64_t per_row, Divider row_of, bool wide) {
   const int64_t row = row_of(blockIdx.x), at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
-  wait_for_launch_before();
+  grid_dependency_wait();
   if constexpr (kWideBuilt && N > 1) {
     if (wide) return unary_at<Act, T, kBackward, 2 * N>(a, row, at * 2 * N);
   }

@@ -5,7 +5,7 @@
 #include "kernels/attention/sequence_order.cuh"
 #include "kernels/attention/tiles.h"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tensor_map.h"
+#include "kernels/common/gpu/ptx/tensor_map.h"
 
 namespace attention::gpu {
 using kernels::Stream;

@@ -29,12 +29,12 @@ __device__ __forceinline__ void add_sums(const BackwardArguments& a, BackwardMem
     const int64_t mine = (int64_t{head} * a.query_slots + job.sequence.first_query_slot + tile) * B::kPlaces + worker;
     m.dq_full[worker].wait(i % 2);
     if (a.places != nullptr) wait_for_place<B>(job, a.places + mine, tile);
-    add_floats(a.dq + mine * 4096, m.dq[worker], sizeof(m.dq[0]));
-    commit_stores();
-    wait_until_stores_have_read();
+    bulk_reduce_add(a.dq + mine * 4096, m.dq[worker], sizeof(m.dq[0]));
+    bulk_commit();
+    bulk_wait_read();
     m.dq_free[worker].arrive();
     if (a.places != nullptr) {
-      wait_for_stores();
+      bulk_wait();
       asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(a.places + mine) : "memory");
     }
     if (++tile == job.queries.end) tile = job.queries.first, ++head;

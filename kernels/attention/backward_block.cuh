@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/attention/sequence_order.cuh"
-#include "kernels/common/gpu/tma.cuh"
-#include "kernels/common/gpu/warpgroup.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 
 namespace attention::gpu {
 
@@ -71,9 +71,9 @@ struct BackwardMemory {
   uint16_t dx[B::kDxStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
   float dq[B::kWorkers][4096];
   float statistics[B::kStages][2][B::kRows];
-  Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
-  Barrier k_full, v_full, dx_full[B::kDxStages];
-  Barrier dq_full[B::kWorkers], dq_free[B::kWorkers];
+  Mbarrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
+  Mbarrier k_full, v_full, dx_full[B::kDxStages];
+  Mbarrier dq_full[B::kWorkers], dq_free[B::kWorkers];
   int index;
   BackwardJob job;  // here and not in registers, of which the workers have none to spare
 
@@ -84,9 +84,9 @@ struct BackwardMemory {
       dout_full[i].init(1), dout_free[i].init(kWarps);
     }
     k_full.init(1), v_full.init(1);
-    for (Barrier& b : dx_full) b.init(kWarps);
+    for (Mbarrier& b : dx_full) b.init(kWarps);
     for (int i = 0; i < B::kWorkers; ++i) dq_full[i].init(4), dq_free[i].init(1);
-    publish_barriers();
+    fence_mbarrier_init();
   }
 };
 

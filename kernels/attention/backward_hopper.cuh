@@ -6,6 +6,8 @@
 #include "kernels/attention/backward_adder.cuh"
 #include "kernels/attention/backward_loader.cuh"
 #include "kernels/attention/backward_worker.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/shared_address.cuh"
 
 namespace attention::gpu {
 
@@ -17,7 +19,7 @@ __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_c
   if (shared_address(raw) % 1024 != 0) __trap();
   auto& m = *reinterpret_cast<BackwardMemory<B>*>(raw);
   if (threadIdx.x == 0) {
-    prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.dout);
+    prefetch_tensormap(a.q), prefetch_tensormap(a.k), prefetch_tensormap(a.v), prefetch_tensormap(a.dout);
     m.init();
   }
   find_job<B>(a, m);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "kernels/attention/forward_mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 
 namespace attention::gpu {
 
@@ -89,7 +90,7 @@ struct MmaGradients {
                                           const float* lse, const float* delta) const {
     if (a.scores.cap_scale > 0) {
 #pragma unroll
-      for (float& f : s) f = tanh_fast(f * a.scores.cap_scale);
+      for (float& f : s) f = tanh_approx(f * a.scores.cap_scale);
     }
     Span seen[2];
     if (masked) seen[0] = job.seen_by(own), seen[1] = job.seen_by(own + 8);
@@ -100,7 +101,7 @@ struct MmaGradients {
       const float y = s[i];
       float x = y;
       if (a.scores.slopes != nullptr) x -= slope * fabsf(float(own + 8 * r + ahead - other - column_of(i)));
-      float p = exp2_fast(x * a.scores.scale - (B::kKeysStay ? lse[column_of(i)] : own_lse[r]));
+      float p = exp2_approx(x * a.scores.scale - (B::kKeysStay ? lse[column_of(i)] : own_lse[r]));
       if (masked && (other + column_of(i) < seen[r].first || other + column_of(i) >= seen[r].end)) p = 0.f;
       if constexpr (B::kFirst) {
         float dx = p * (dp[i] - (B::kKeysStay ? delta[column_of(i)] : own_delta[r]));
@@ -150,10 +151,10 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
     if (B::kKeysStay && threadIdx.x < B::kOther) {
       const int row = t * B::kOther + int(threadIdx.x);
       const int64_t at = statistics_at(h) + row;
-      start_copy<4>(&m.lse[stage][threadIdx.x], a.lse + at, row >= others);
-      start_copy<4>(&m.delta[stage][threadIdx.x], a.delta + at, row >= others);
+      cp_async<4>(&m.lse[stage][threadIdx.x], a.lse + at, row >= others);
+      cp_async<4>(&m.delta[stage][threadIdx.x], a.delta + at, row >= others);
     }
-    commit_copies();
+    cp_async_commit();
   };
 
   // ---- prologue: the first copies; log-sum-exp and delta of the rows that stay
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
   if constexpr (B::kFirst)
     start_rows<B::kThreads>(m.own_second, own_second.at<T>(s.batch, own_row + job.first, job.head), own_second.row,
                             used, a.value_dim);
-  commit_copies();  // also where no step follows: they may not come behind what is stored by way of the same memory
+  cp_async_commit();  // also where no step follows: they may not come behind what is stored by way of the same memory
   if (more) start_early(head, t, 0);
 
   float own_lse[B::kBands][2] = {}, own_delta[B::kBands][2] = {};
@@ -189,15 +190,15 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
       if (more) start_early(next_head, next_t, (i + 1) % 2);
     };
     float scores[B::kBands][B::kOther / 2] = {}, dp[B::kBands][B::kOther / 2] = {};
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     B::kFirst ? start_first(head, t) : start_second(head, t);
-    commit_copies();
+    cp_async_commit();
     if constexpr (B::kFirst)
       add_by_rows<T>(dp, m.own_second, warp_row, m.second);
     else
       add_by_rows<T>(scores, m.own_first, warp_row, m.first);
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     if constexpr (!(B::kFirst && B::kSecond)) start_next();
     if constexpr (B::kFirst) add_by_rows<T>(scores, m.own_first, warp_row, m.first);
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(B::kThreads, 2) mma_backward_kernel(const __gr
     }
     head = next_head, t = next_t;
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
 
   // ---- epilogue: the sums are scaled and stored

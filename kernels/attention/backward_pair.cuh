@@ -8,6 +8,8 @@
 
 #include "kernels/attention/backward_pair_loader.cuh"
 #include "kernels/attention/backward_pair_worker.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/shared_address.cuh"
 
 namespace attention::gpu {
 
@@ -19,10 +21,10 @@ __global__ void __launch_bounds__(B::kThreads, 1) pair_backward_kernel(const __g
   if (shared_address(raw) % 1024 != 0) __trap();
   auto& m = *reinterpret_cast<PairMemory<B>*>(raw);
   if (threadIdx.x == 0) {
-    prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.dout);
+    prefetch_tensormap(a.q), prefetch_tensormap(a.k), prefetch_tensormap(a.v), prefetch_tensormap(a.dout);
     m.init();
   }
-  wait_for_launch_before();
+  grid_dependency_wait();
   find_pair_job<B>(a, m);
   __syncthreads();
   const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // so that the compiler knows: a warp agrees
@@ -39,7 +41,7 @@ __global__ void __launch_bounds__(B::kThreads, 1) pair_backward_kernel(const __g
     else
       PairWorker<B, 1>{a, m}.run();
   }
-  cluster_barrier();  // the other block may still arrive at this one's barriers
+  cluster_sync();  // the other block may still arrive at this one's barriers
 #endif
 }
 

@@ -4,7 +4,8 @@
 #pragma once
 
 #include "kernels/attention/backward_block.cuh"
-#include "kernels/common/gpu/cluster.cuh"
+#include "kernels/common/gpu/ptx/cluster.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
 
 namespace attention::gpu {
 
@@ -51,9 +52,9 @@ struct PairMemory {
   uint16_t dx[B::kDxStages][B::kBlocks][B::kRows][64];  // [query, key]: of own keys, then of the other block's
   uint4 factors[B::kRows / 16][kWarpgroup];             // from the first worker to the second, thread by thread
   float lse[B::kStages][B::kRows], delta[B::kDoutStages][B::kRows];
-  Barrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kDoutStages], dout_free[B::kDoutStages];
-  Barrier k_full, v_full, dx_full[B::kDxStages], dx_free[B::kDxStages];
-  Barrier may_add[B::kWorkers], has_added[B::kWorkers];
+  Mbarrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kDoutStages], dout_free[B::kDoutStages];
+  Mbarrier k_full, v_full, dx_full[B::kDxStages], dx_free[B::kDxStages];
+  Mbarrier may_add[B::kWorkers], has_added[B::kWorkers];
   int index;
   PairJob job;  // here and not in registers, of which the workers have none to spare
 
@@ -64,20 +65,20 @@ struct PairMemory {
     for (int i = 0; i < B::kDxStages; ++i) dx_full[i].init(1), dx_free[i].init(kWarps);
     for (int i = 0; i < B::kWorkers; ++i) may_add[i].init(1), has_added[i].init(4);
     k_full.init(1), v_full.init(1);
-    publish_barriers();
+    fence_mbarrier_init();
   }
 };
 
 // All threads of both blocks; a barrier of the block follows. As find_job() of backward_block.cuh.
 template <class B>
 __device__ __forceinline__ void find_pair_job(const BackwardArguments& a, PairMemory<B>& m) {
-  const int rank = int(rank_in_cluster());
+  const int rank = int(cluster_ctarank());
   if (a.counter != nullptr && rank == 0 && threadIdx.x == 0) m.index = atomicAdd(a.counter, 1);
-  cluster_barrier();  // also: barriers of both are initialised
+  cluster_sync();  // also: barriers of both are initialised
   if (threadIdx.x >= 32) return;
   Tile tile;
   Sequence s;
-  const int index = a.counter != nullptr ? load_from(0, m.index) : int(blockIdx.x) / B::kBlocks;
+  const int index = a.counter != nullptr ? ld_shared_cluster(0, m.index) : int(blockIdx.x) / B::kBlocks;
   const bool there = find_keys<B>(a, index, tile, s);
   if (threadIdx.x != 0) return;
   m.job = {};

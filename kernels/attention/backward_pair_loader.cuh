@@ -10,30 +10,30 @@ template <class B>
 __device__ __forceinline__ void load_pair_keys(const BackwardArguments& a, PairMemory<B>& m) {
   const PairJob& job = m.job;
   const Sequence& s = job.sequence;
-  const int rank = int(rank_in_cluster()), first = s.key_row + job.key_tile * B::kKeys;
+  const int rank = int(cluster_ctarank()), first = s.key_row + job.key_tile * B::kKeys;
   const int own = first + B::kOwnKeys * rank, other = first + B::kOwnKeys * (1 - rank);
-  m.k_full.arrive_expecting(sizeof(m.k) + sizeof(m.other_k));
+  m.k_full.arrive_expect_tx(sizeof(m.k) + sizeof(m.other_k));
 #pragma unroll
-  for (int p = 0; p < B::kPanels; ++p) load_box(m.k[p], a.k, m.k_full, 64 * p, own, job.key_head, s.batch);
+  for (int p = 0; p < B::kPanels; ++p) tma_load(m.k[p], a.k, m.k_full, 64 * p, own, job.key_head, s.batch);
 #pragma unroll
   for (int w = 0; w < B::kWorkers; ++w)
-    load_box(m.other_k[w], a.k, m.k_full, B::first_dq_column(rank, w) / 64 * 64, other, job.key_head, s.batch);
-  m.v_full.arrive_expecting(sizeof(m.v));
+    tma_load(m.other_k[w], a.k, m.k_full, B::first_dq_column(rank, w) / 64 * 64, other, job.key_head, s.batch);
+  m.v_full.arrive_expect_tx(sizeof(m.v));
 #pragma unroll
-  for (int p = 0; p < B::kValuePanels; ++p) load_box(m.v[p], a.v, m.v_full, 64 * p, own, job.key_head, s.batch);
+  for (int p = 0; p < B::kValuePanels; ++p) tma_load(m.v[p], a.v, m.v_full, 64 * p, own, job.key_head, s.batch);
 }
 
 template <class B>
 __device__ __forceinline__ void load_pair_steps(const BackwardArguments& a, PairMemory<B>& m) {
   const PairJob& job = m.job;
   const Sequence& s = job.sequence;
-  const int rank = int(rank_in_cluster()), steps = job.steps() * a.group;
+  const int rank = int(cluster_ctarank()), steps = job.steps() * a.group;
   constexpr uint16_t kBoth = 3;
   constexpr int kHalf = B::kRows / B::kBlocks;
   if (steps == 0) return;
   load_pair_keys<B>(a, m);
-  Ring<B::kStages> stage;
-  Ring<B::kDoutStages> dout_stage;
+  PipelineState<B::kStages> stage;
+  PipelineState<B::kDoutStages> dout_stage;
   int head = job.key_head * a.group, tile = job.queries.first;
 #pragma unroll 1  // in few registers
   for (int i = 0; i < steps; ++i) {
@@ -41,20 +41,21 @@ __device__ __forceinline__ void load_pair_steps(const BackwardArguments& a, Pair
     const float* statistics =
         a.statistics + (int64_t{head} * a.query_slots + s.first_query_slot + tile) * (2 * B::kRows);
     m.q_free[stage.index].wait(stage.parity ^ 1);
-    Barrier& q_full = m.q_full[stage.index];
-    q_full.arrive_expecting(sizeof(m.q[0]) + sizeof(m.lse[0]));
-    load_bytes(m.lse[stage.index], statistics, sizeof(m.lse[0]), q_full);
+    Mbarrier& q_full = m.q_full[stage.index];
+    q_full.arrive_expect_tx(sizeof(m.q[0]) + sizeof(m.lse[0]));
+    bulk_load(m.lse[stage.index], statistics, sizeof(m.lse[0]), q_full);
 #pragma unroll
     for (int p = 0; p < B::kPanels; ++p)
-      load_box_to(kBoth, m.q[stage.index][p][kHalf * rank], a.q, q_full, 64 * p, row, head, s.batch);
+      tma_load_multicast(kBoth, m.q[stage.index][p][kHalf * rank], a.q, q_full, 64 * p, row, head, s.batch);
     stage.next();
     m.dout_free[dout_stage.index].wait(dout_stage.parity ^ 1);
-    Barrier& dout_full = m.dout_full[dout_stage.index];
-    dout_full.arrive_expecting(sizeof(m.dout[0]) + sizeof(m.delta[0]));
-    load_bytes(m.delta[dout_stage.index], statistics + B::kRows, sizeof(m.delta[0]), dout_full);
+    Mbarrier& dout_full = m.dout_full[dout_stage.index];
+    dout_full.arrive_expect_tx(sizeof(m.dout[0]) + sizeof(m.delta[0]));
+    bulk_load(m.delta[dout_stage.index], statistics + B::kRows, sizeof(m.delta[0]), dout_full);
 #pragma unroll
     for (int p = 0; p < B::kValuePanels; ++p)
-      load_box_to(kBoth, m.dout[dout_stage.index][p][kHalf * rank], a.dout, dout_full, 64 * p, row, head, s.batch);
+      tma_load_multicast(kBoth, m.dout[dout_stage.index][p][kHalf * rank], a.dout, dout_full, 64 * p, row, head,
+                         s.batch);
     dout_stage.next();
     if (++tile == job.queries.end) tile = job.queries.first, ++head;
   }
@@ -66,7 +67,7 @@ __device__ __forceinline__ void load_pair_steps(const BackwardArguments& a, Pair
 template <class B>
 __device__ __forceinline__ void keep_places(const BackwardArguments& a, PairMemory<B>& m, int worker) {
   const PairJob& job = m.job;
-  const int rank = int(rank_in_cluster()), steps = job.steps() * a.group;
+  const int rank = int(cluster_ctarank()), steps = job.steps() * a.group;
   int head = job.key_head * a.group, tile = job.queries.first;
 #pragma unroll 1  // in few registers
   for (int i = 0; i < steps; ++i) {

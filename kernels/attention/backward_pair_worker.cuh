@@ -9,8 +9,11 @@
 
 #include "kernels/attention/backward_pair_block.cuh"
 #include "kernels/attention/softmax.cuh"
-#include "kernels/common/gpu/mma.cuh"
-#include "kernels/common/gpu/wgmma.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mbarrier.cuh"
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/wgmma.cuh"
 
 namespace attention::gpu {
 
@@ -24,7 +27,7 @@ struct PairWorker {
 
   const BackwardArguments& a;
   PairMemory<B>& m;
-  const int rank = int(rank_in_cluster());
+  const int rank = int(cluster_ctarank());
   const int thread = threadIdx.x % kWarpgroup, lane = thread % 32, warp = thread / 32;
   float sum[kColumns / 2] = {};                          // dv or dk of 64 keys
   float products[B::kRows / 2];                          // scores or dp of 64 keys and query rows
@@ -33,31 +36,31 @@ struct PairWorker {
   uint32_t own[B::kKeysInRegisters ? kOperands : 1][4];  // keys or values
 
   // This warp is done with a buffer that both blocks fill, or read.
-  __device__ __forceinline__ void release(Barrier& barrier) {
+  __device__ __forceinline__ void release(Mbarrier& barrier) {
     __syncwarp();
-    if (lane < B::kBlocks) arrive_in(lane, barrier);
+    if (lane < B::kBlocks) mbarrier_arrive_cluster(lane, barrier);
   }
 
   __device__ __forceinline__ void start_by_keys(const uint16_t* keys, const uint16_t* rows, int panels) {
     const Operand k = operand_by_rows(keys), r = operand_by_rows(rows);
     constexpr int kPanelBytes = 64 * 64 * 2;
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < 4 * panels; ++i) {
       const int at = i / 4 * kPanelBytes + i % 4 * 32;
       if constexpr (B::kKeysInRegisters)
-        multiply<T, B::kRows, false>(products, own[i], moved(r, at), i > 0);
+        wgmma<T, B::kRows, false>(products, own[i], moved(r, at), i > 0);
       else
-        multiply<T, B::kRows>(products, moved(k, at), moved(r, at), i > 0);
+        wgmma<T, B::kRows>(products, moved(k, at), moved(r, at), i > 0);
     }
-    commit_products();
+    wgmma_commit();
   }
   __device__ __forceinline__ void load_own() {  // where registers hold it, a third less is read of shared memory
     const int row = 16 * warp + lane % 16;
 #pragma unroll
     for (int i = 0; i < kOperands; ++i) {
       const auto& panel = kScores ? m.k[i / 4] : m.v[i / 4];
-      load_matrices(own[i], &panel[row][(i % 4 * 2 + lane / 16 ^ row % 8) * 8]);
+      ldmatrix_x4(own[i], &panel[row][(i % 4 * 2 + lane / 16 ^ row % 8) * 8]);
     }
   }
   // Scores or dp of step i.
@@ -73,10 +76,10 @@ struct PairWorker {
       rows = operand_by_columns(m.dout[i % B::kDoutStages], sizeof(m.dout[0][0]));
     else
       rows = operand_by_columns(m.q[i % B::kStages], sizeof(m.q[0][0]));
-    begin_products();
+    wgmma_fence();
 #pragma unroll
-    for (int j = 0; j < B::kRows / 16; ++j) multiply<T, kColumns>(sum, rounded[j], moved(rows, j * 16 * 128), true);
-    commit_products();
+    for (int j = 0; j < B::kRows / 16; ++j) wgmma<T, kColumns>(sum, rounded[j], moved(rows, j * 16 * 128), true);
+    wgmma_commit();
   }
   __device__ __forceinline__ void start_dq(int i) {
     const auto& dx = m.dx[i % B::kDxStages];
@@ -84,14 +87,14 @@ struct PairWorker {
     const Operand own = operand_by_rows(dx[0]), other = operand_by_rows(dx[1]);
     const Operand own_k = moved(operand_by_columns(m.k[column / 64], sizeof(m.k[0])), in_panel);
     const Operand other_k = moved(operand_by_columns(m.other_k[kNumber], sizeof(m.k[0])), in_panel);
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int j = 0; j < B::kOwnKeys / 16; ++j)
-      multiply<T, kDqColumns, true>(dq, moved(own, j * 32), moved(own_k, j * 16 * 128), j > 0);
+      wgmma<T, kDqColumns, true>(dq, moved(own, j * 32), moved(own_k, j * 16 * 128), j > 0);
 #pragma unroll
     for (int j = 0; j < B::kOwnKeys / 16; ++j)
-      multiply<T, kDqColumns, true>(dq, moved(other, j * 32), moved(other_k, j * 16 * 128), true);
-    commit_products();
+      wgmma<T, kDqColumns, true>(dq, moved(other, j * 32), moved(other_k, j * 16 * 128), true);
+    wgmma_commit();
   }
 
   // p of scores, and for the other worker what dp - delta is to be multiplied by, rounded.
@@ -118,8 +121,8 @@ struct PairWorker {
         float e[2], slope[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          const float s = products[4 * j + 2 * r + c], y = kCapped ? tanh_fast(s * a.cap_scale) : s;
-          e[c] = exp2_fast(y * a.score_scale - (c == 0 ? l.x : l.y));
+          const float s = products[4 * j + 2 * r + c], y = kCapped ? tanh_approx(s * a.cap_scale) : s;
+          e[c] = exp2_approx(y * a.score_scale - (c == 0 ? l.x : l.y));
           if (kMasked && (8 * j + c < from[r] || 8 * j + c > to[r])) e[c] = 0.f;
           slope[c] = 1.f - y * y;
         }
@@ -152,13 +155,13 @@ struct PairWorker {
 #pragma unroll
     for (int j = 0; j < B::kRows / 16; ++j) {
       const int query = 16 * j + lane / 16 * 8 + lane % 8, piece = (2 * warp + lane / 8 % 2) ^ (lane % 8);
-      store_matrices_transposed(&dx[0][query][piece * 8], rounded[j]);
+      stmatrix_x4_trans(&dx[0][query][piece * 8], rounded[j]);
     }
-    publish_shared_writes();
+    fence_proxy_async_shared();
     barrier_wait(kOwnBarrier + kNumber, kWarpgroup);
     if (thread != 0) return;
-    m.dx_full[stage].arrive_expecting(sizeof(dx[1]));
-    copy_to(1 - rank, dx[1], dx[0], sizeof(dx[0]), m.dx_full[stage]);
+    m.dx_full[stage].arrive_expect_tx(sizeof(dx[1]));
+    bulk_copy_cluster(1 - rank, dx[1], dx[0], sizeof(dx[0]), m.dx_full[stage]);
   }
 
   // dq of step number i, of a head and a tile: added in L2, [column / 8][thread] four numbers. Deterministic: when a
@@ -175,7 +178,7 @@ struct PairWorker {
     if (lane == 0) m.has_added[kNumber].arrive();
   }
   __device__ __forceinline__ void finish_dq(int i, int head, int tile) {  // of the step before number i
-    settle(dq);
+    wgmma_fence_operand(dq);
     if (i == 0) return;
     release(m.dx_free[(i - 1) % B::kDxStages]);
     if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
@@ -187,8 +190,8 @@ struct PairWorker {
   // conditional: the first dq, and the products behind the last step, are of nothing, and nobody looks.
   __device__ __forceinline__ void score_step(int i, bool more, int head, int tile) {
     const int stage = i % B::kStages, dout_stage = i % B::kDoutStages;
-    wait_products<0>();
-    settle(products);
+    wgmma_wait<0>();
+    wgmma_fence_operand(products);
     if (i > 0) barrier_wait(kFreeBarrier + warp, 64);
     const bool masked = tile < m.job.first_whole || tile >= m.job.end_whole;
     if (a.cap_scale > 0)
@@ -202,17 +205,17 @@ struct PairWorker {
     if (i > 0) wait_for_dx(i - 1);
     start_dq(i + 1);
     if (more) m.q_full[stage ^ 1].wait((i + 1) / B::kStages % 2);
-    wait_products<1>();
+    wgmma_wait<1>();
     release(m.dout_free[dout_stage]);
     start_products(i + 1);
-    wait_products<1>();
+    wgmma_wait<1>();
     finish_dq(i, head, tile);
   }
 
   __device__ __forceinline__ void gradient_step(int i, bool more, int head, int tile) {
     const int stage = i % B::kStages, dout_stage = i % B::kDoutStages;
-    wait_products<0>();
-    settle(products);
+    wgmma_wait<0>();
+    wgmma_fence_operand(products);
     barrier_wait(kFullBarrier + warp, 64);
     compute_dx(dout_stage);
     store_dx(i);
@@ -228,14 +231,14 @@ struct PairWorker {
       if (more) m.dout_full[(i + 1) % B::kDoutStages].wait((i + 1) / B::kDoutStages % 2);
     };
     if constexpr (B::kDoutStages > 1) wait_for_dout();
-    wait_products<1>();
+    wgmma_wait<1>();
     release(m.q_free[stage]);
     if constexpr (B::kDoutStages > 1) {
       start_products(i + 1);
-      wait_products<1>();
+      wgmma_wait<1>();
       finish_dq(i, head, tile);
     } else {  // the next dout comes to where this one was, while dk and dq are multiplied
-      wait_products<0>();
+      wgmma_wait<0>();
       finish_dq(i, head, tile);
       wait_for_dout();
       start_products(i + 1);
@@ -252,7 +255,7 @@ struct PairWorker {
       }
     };
     clear(m.k, rank), clear(m.v, rank), clear(m.other_k, 1 - rank);
-    publish_shared_writes();
+    fence_proxy_async_shared();
     barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);
   }
 
@@ -267,7 +270,7 @@ struct PairWorker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[i] = pack_pair<T>(sum[8 * j + 2 * i] * factor, sum[8 * j + 2 * i + 1] * factor);
       const int piece = (j % 4 * 2 + lane / 16) ^ (in_tile % 8);
-      store_matrices(&panels[j / 4][in_tile][piece * 8], w);
+      stmatrix_x4(&panels[j / 4][in_tile][piece * 8], w);
     }
     barrier_wait(kOwnBarrier + kNumber, kWarpgroup);
     constexpr int kPieces = kColumns / 8;
@@ -286,7 +289,7 @@ struct PairWorker {
   __device__ __forceinline__ void run() {
     const int steps = m.job.steps() * a.group;
     if (steps > 0) {
-      settle(sum);  // zeros are in place before products run
+      wgmma_fence_operand(sum);  // zeros are in place before products run
       m.k_full.wait(0), m.v_full.wait(0);
       if (a.sequences.packed()) clear_behind();
       if constexpr (B::kKeysInRegisters) load_own();
@@ -300,14 +303,14 @@ struct PairWorker {
           gradient_step(i, i + 1 < steps, head, tile);
         if (++tile == m.job.queries.end) tile = m.job.queries.first, ++head;
       }
-      wait_products<0>();
+      wgmma_wait<0>();
       wait_for_dx(steps - 1);
       start_dq(steps - 1);
-      wait_products<0>();
-      settle(dq);
+      wgmma_wait<0>();
+      wgmma_fence_operand(dq);
       if (--tile < m.job.queries.first) tile = m.job.queries.end - 1, --head;
       add_dq(steps - 1, head, tile);
-      settle(sum);
+      wgmma_fence_operand(sum);
     }
     barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);  // nobody's products read what is stored through
     store();

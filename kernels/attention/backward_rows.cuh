@@ -5,6 +5,7 @@
 #include "kernels/attention/backward_block.cuh"
 #include "kernels/attention/sinks.cuh"
 #include "kernels/attention/softmax.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
 
 namespace attention::gpu {
 
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
       const float exponent = a.lse[at] * kLog2e;
       if (exponent != -INFINITY) {  // else a row that sees nothing
         lse = exponent;
-        if (a.sinks != nullptr) dsink -= exp2_fast(sink - exponent) * delta;
+        if (a.sinks != nullptr) dsink -= exp2_approx(sink - exponent) * delta;
       }
     }
     statistics[r] = lse, statistics[B::kRows + r] = delta;

@@ -11,7 +11,11 @@
 
 #include "kernels/attention/backward_block.cuh"
 #include "kernels/attention/softmax.cuh"
-#include "kernels/common/gpu/wgmma.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mbarrier.cuh"
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/wgmma.cuh"
 
 namespace attention::gpu {
 
@@ -30,9 +34,9 @@ struct BackwardWorker {
   uint32_t p[B::kRows / 16][4], dx[B::kRows / 16][4];
   // 64 query rows of 64 numbers: of a tile of 64 rows half of the numbers, of one of 128 half of the rows.
   float dq[32];
-  Ring<B::kDxStages> dx_stage;
+  PipelineState<B::kDxStages> dx_stage;
 
-  __device__ __forceinline__ void free(Barrier& barrier) {
+  __device__ __forceinline__ void free(Mbarrier& barrier) {
     __syncwarp();
     if (lane == 0) barrier.arrive();
   }
@@ -42,12 +46,12 @@ struct BackwardWorker {
                                                 const uint16_t (&keys)[B::kPanels][B::kKeys][64],
                                                 const uint16_t (&rows)[B::kPanels][B::kRows][64]) {
     const Operand k = operand_by_rows(keys[0][64 * number]), r = operand_by_rows(rows);
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < B::kDim / 16; ++i)
-      multiply<T, B::kRows>(sum, moved(k, i / 4 * sizeof(keys[0]) + i % 4 * 32),
-                            moved(r, i / 4 * sizeof(rows[0]) + i % 4 * 32), i > 0);
-    commit_products();
+      wgmma<T, B::kRows>(sum, moved(k, i / 4 * sizeof(keys[0]) + i % 4 * 32),
+                         moved(r, i / 4 * sizeof(rows[0]) + i % 4 * 32), i > 0);
+    wgmma_commit();
   }
   __device__ __forceinline__ void start_scores(int stage) { start_by_keys(scores, m.k, m.q[stage]); }
 
@@ -55,10 +59,10 @@ struct BackwardWorker {
   __device__ __forceinline__ void start_by_rows(float (&sum)[B::kDim / 2], const uint32_t (&by)[B::kRows / 16][4],
                                                 const uint16_t (&rows)[B::kPanels][B::kRows][64]) {
     const Operand r = operand_by_columns(rows, sizeof(rows[0]));
-    begin_products();
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < B::kRows / 16; ++i) multiply<T, B::kDim>(sum, by[i], moved(r, i * 16 * 128), true);
-    commit_products();
+    for (int i = 0; i < B::kRows / 16; ++i) wgmma<T, B::kDim>(sum, by[i], moved(r, i * 16 * 128), true);
+    wgmma_commit();
   }
 
   // Of the dx before the one that is next to be written.
@@ -71,11 +75,11 @@ struct BackwardWorker {
     const auto& all = m.dx[dx_before()];
     const Operand x = operand_by_rows(all[0][kHalfOfNumbers ? 0 : 64 * number]);
     const Operand k = operand_by_columns(m.k[kHalfOfNumbers ? number : 0], sizeof(m.k[0]));
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < B::kKeys / 16; ++i)
-      multiply<T, 64, true>(dq, moved(x, i / 4 * sizeof(all[0]) + i % 4 * 32), moved(k, i * 16 * 128), i > 0);
-    commit_products();
+      wgmma<T, 64, true>(dq, moved(x, i / 4 * sizeof(all[0]) + i % 4 * 32), moved(k, i * 16 * 128), i > 0);
+    wgmma_commit();
   }
 
   // Scores become p; of scores remains what dp - delta is to be multiplied by.
@@ -102,8 +106,8 @@ struct BackwardWorker {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           float& s = scores[4 * j + 2 * r + c];
-          if constexpr (B::kSoftcap) s = tanh_fast(s * a.cap_scale);
-          e[c] = exp2_fast(s * a.score_scale - (c == 0 ? l.x : l.y));
+          if constexpr (B::kSoftcap) s = tanh_approx(s * a.cap_scale);
+          e[c] = exp2_approx(s * a.score_scale - (c == 0 ? l.x : l.y));
           if (kMasked && (8 * j + c < from[r] || 8 * j + c > to[r])) e[c] = 0.f;
           s = B::kSoftcap ? e[c] * (1.f - s * s) : e[c];
         }
@@ -128,7 +132,7 @@ struct BackwardWorker {
 #pragma unroll
     for (int i = 0; i < B::kRows / 16; ++i) {
       const int query = 16 * i + lane / 16 * 8 + lane % 8, piece = (2 * warp + lane / 8 % 2) ^ (lane % 8);
-      store_matrices_transposed(&m.dx[dx_stage.index][number][query][piece * 8], dx[i]);
+      stmatrix_x4_trans(&m.dx[dx_stage.index][number][query][piece * 8], dx[i]);
     }
   }
 
@@ -139,7 +143,7 @@ struct BackwardWorker {
     for (int j = 0; j < 8; ++j)
       *reinterpret_cast<float4*>(&m.dq[number][(j * kWarpgroup + threadIdx.x % kWarpgroup) * 4]) =
           make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]);
-    publish_shared_writes();
+    fence_proxy_async_shared();
     free(m.dq_full[number]);
   }
 
@@ -148,8 +152,8 @@ struct BackwardWorker {
     const int stage = i % 2;
     const bool masked = tile < m.job.queries.first_whole || tile >= m.job.queries.end_whole;
     m.dout_full[stage].wait(i / 2 % 2);
-    wait_products<0>();
-    settle(scores);
+    wgmma_wait<0>();
+    wgmma_fence_operand(scores);
     if (i > 0) free(m.q_free[stage ^ 1]);  // the step before is done with its queries: its dk is complete, too
     start_by_keys(dp, m.v, m.dout[stage]);
     if (masked)
@@ -158,10 +162,10 @@ struct BackwardWorker {
       compute_p<false>(stage, tile);
     // The other one has written its dx of the step before, and so is done with the dq before that: its dx may go.
     if (i > 0) wait_for_dx_before();
-    wait_products<0>();
-    settle(dp);
+    wgmma_wait<0>();
+    wgmma_fence_operand(dp);
     compute_dx(stage);
-    publish_shared_writes();
+    fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) m.dx_full[dx_stage.index].arrive();
 
@@ -170,12 +174,12 @@ struct BackwardWorker {
     start_by_rows(dk, dx, m.q[stage]);
     start_dq();  // the first one is of nothing, and nobody looks: products run on only where none is conditional
     if (more) m.q_full[stage ^ 1].wait((i + 1) / 2 % 2);
-    wait_products<1>();
+    wgmma_wait<1>();
     free(m.dout_free[stage]);
     start_scores(stage ^ 1);  // where there are no more, likewise
     barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
-    wait_products<1>();
-    settle(dq);
+    wgmma_wait<1>();
+    wgmma_fence_operand(dq);
     if (i > 0) give_dq(i - 1);
     dx_stage.next();
   }
@@ -188,7 +192,7 @@ struct BackwardWorker {
       for (int p = 0; p < B::kPanels; ++p)
         reinterpret_cast<uint4*>(m.k[p])[i] = reinterpret_cast<uint4*>(m.v[p])[i] = make_uint4(0, 0, 0, 0);
     }
-    publish_shared_writes();
+    fence_proxy_async_shared();
     barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);
   }
 
@@ -201,7 +205,7 @@ struct BackwardWorker {
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[i] = pack_pair<T>(d[8 * j + 2 * i] * factor, d[8 * j + 2 * i + 1] * factor);
       const int piece = (j % 4 * 2 + lane / 16) ^ (in_tile % 8);
-      store_matrices(&m.v[j / 4][64 * number + in_tile][piece * 8], w);
+      stmatrix_x4(&m.v[j / 4][64 * number + in_tile][piece * 8], w);
     }
     barrier_wait(kOwnBarrier + number, kWarpgroup);
     constexpr int kPieces = B::kDim / 8;
@@ -220,7 +224,7 @@ struct BackwardWorker {
   __device__ __forceinline__ void run() {
     const int steps = m.job.steps() * a.group;
     if (steps > 0) {
-      settle(dk), settle(dv);  // zeros are in place before products run
+      wgmma_fence_operand(dk), wgmma_fence_operand(dv);  // zeros are in place before products run
       m.k_full.wait(0), m.v_full.wait(0);
       const int keys = m.job.sequence.band.keys - m.job.key_tile * B::kKeys;
       if (a.sequences.packed() && keys < B::kKeys) clear_behind(keys);
@@ -232,13 +236,13 @@ struct BackwardWorker {
         step(i, i + 1 < steps, tile);
         if (++tile == m.job.queries.end) tile = m.job.queries.first;
       }
-      wait_products<0>();
+      wgmma_wait<0>();
       wait_for_dx_before();
       start_dq();
-      wait_products<0>();
-      settle(dq);
+      wgmma_wait<0>();
+      wgmma_fence_operand(dq);
       give_dq(steps - 1);
-      settle(dk), settle(dv);
+      wgmma_fence_operand(dk), wgmma_fence_operand(dv);
     }
     store(dk, a.scale, a.dk, a.dim);
     store(dv, 1.f, a.dv, a.value_dim);

@@ -6,7 +6,7 @@
 #include "kernels/attention/decode_latent.cuh"
 #include "kernels/attention/decode_wide.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tensor_map.h"
+#include "kernels/common/gpu/ptx/tensor_map.h"
 
 namespace attention::gpu {
 namespace {

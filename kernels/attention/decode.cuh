@@ -4,6 +4,10 @@
 #pragma once
 
 #include "kernels/attention/decode_part.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
+#include "kernels/common/gpu/reduce/max.cuh"
 
 namespace attention::gpu {
 
@@ -11,7 +15,7 @@ template <int kDim, int kStages>
 struct DecodeMemory {
   using Rows = uint16_t[kDim / 64][kDecodeKeys][64];  // 64 numbers of each row, then the next 64
   Rows stages[kDecodeWarps][kStages][2];              // of each warp, keys and values
-  alignas(16) float most[kDecodeWarps][kDecodeRows], sums[kDecodeWarps][kDecodeRows];
+  alignas(16) float max[kDecodeWarps][kDecodeRows], sums[kDecodeWarps][kDecodeRows];
 
   // Queries of wide heads, which registers have no room for. Others are here until the first loads into the last stage.
   struct Nothing {};
@@ -44,12 +48,12 @@ struct DecodeWarp {
       start_chunk<T, 32, kPanels, 64, kPanel>(a, part, a.v, to[1][0][0], chunk, page, lane);
       if (chunk + kDecodeWarps < end) page = part.page_of(a, chunk + kDecodeWarps);
     }
-    commit_copies();
+    cp_async_commit();
   }
 
   __device__ __forceinline__ void take_queries(uint32_t (&to)[4], int i) const {
     const int row = lane % 16;
-    load_matrices(to, &m.q()[i / 4][row][(i % 4 * 2 + lane / 16 ^ row % 8) * 8]);
+    ldmatrix_x4(to, &m.q()[i / 4][row][(i % 4 * 2 + lane / 16 ^ row % 8) * 8]);
   }
 
   // 16 keys.
@@ -62,9 +66,9 @@ struct DecodeWarp {
       uint32_t b[4];
       auto& queries = q[i < kHeld ? i : kHeld];
       if (i >= kHeld) take_queries(queries, i);
-      load_matrices(b, &keys[i / 4][key_row][(i % 4 * 2 + lane / 8 % 2 ^ key_row % 8) * 8]);
-      mma_16x8<T>(s, queries, b[0], b[1]);
-      mma_16x8<T>(s + 4, queries, b[2], b[3]);
+      ldmatrix_x4(b, &keys[i / 4][key_row][(i % 4 * 2 + lane / 8 % 2 ^ key_row % 8) * 8]);
+      mma_m16n8k16<T>(s, queries, b[0], b[1]);
+      mma_m16n8k16<T>(s + 4, queries, b[2], b[3]);
     }
     rows.finish(s, a, chunk * kDecodeKeys + lane % 4 * 2);
     float shrink[2];
@@ -79,9 +83,9 @@ struct DecodeWarp {
 #pragma unroll
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t b[4];
-      load_matrices_transposed(b, &values[i / 4][value_row][(i % 4 * 2 + lane / 16 ^ value_row % 8) * 8]);
-      mma_16x8<T>(out + 8 * i, p, b[0], b[1]);
-      mma_16x8<T>(out + 8 * i + 4, p, b[2], b[3]);
+      ldmatrix_x4_trans(b, &values[i / 4][value_row][(i % 4 * 2 + lane / 16 ^ value_row % 8) * 8]);
+      mma_m16n8k16<T>(out + 8 * i, p, b[0], b[1]);
+      mma_m16n8k16<T>(out + 8 * i + 4, p, b[2], b[3]);
     }
   }
 
@@ -91,7 +95,7 @@ struct DecodeWarp {
     int page = first < end ? part.page_of(a, first) : 0;
 #pragma unroll 1
     for (int i = 0; i < kStages - 1; ++i) start_loads(i, first + i * kDecodeWarps, end, page);
-    wait_copies<kStages - 1>();
+    cp_async_wait<kStages - 1>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kHeld; ++i) take_queries(q[i], i);
@@ -99,13 +103,13 @@ struct DecodeWarp {
     const DecodeRows<> mine(a, part);
     int stage = 0;
     for (int chunk = first; chunk < end; chunk += kDecodeWarps) {
-      wait_copies<kStages - 2>();
+      cp_async_wait<kStages - 2>();
       __syncwarp();  // everybody's copies; and the stage of the last chunk has been read
       start_loads(stage == 0 ? kStages - 1 : stage - 1, chunk + (kStages - 1) * kDecodeWarps, end, page);
       add_chunk(softmax, stage, chunk, mine);
       if (++stage == kStages) stage = 0;
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
   }
 };
 
@@ -122,7 +126,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   Warp w{a, part, m};
   part.begin(a);
   start_queries<T, Warp::kPanels, 64, Warp::kPanel>(a, part, m.q()[0][0]);
-  commit_copies();
+  cp_async_commit();
   const int rows = a.group * a.query_rows, row = part.row_tile * kDecodeRows, warp = threadIdx.x / 32;
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)
     append<T>(a, part, a.k), append<T>(a, part, a.v);
@@ -130,15 +134,15 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   RowSoftmax softmax(a.score_scale);
   w.run(softmax, chunks.first, chunks.end);
   // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
-  auto &most = m.most, &sums = m.sums;
+  auto &max = m.max, &sums = m.sums;
   using Sums = float[kDecodeRows][kDim + 8];
   __syncthreads();
   auto* out = reinterpret_cast<Sums*>(raw);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(softmax.sum[r]);
+    const float sum = quad_sum(softmax.state[r].sum);
     const int at = w.lane / 4 + 8 * r;
-    if (w.lane % 4 == 0) most[warp][at] = softmax.most[r] * a.score_scale, sums[warp][at] = sum;
+    if (w.lane % 4 == 0) max[warp][at] = softmax.state[r].max * a.score_scale, sums[warp][at] = sum;
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i)
       *reinterpret_cast<float2*>(&out[warp][at][8 * i + w.lane % 4 * 2]) =
@@ -148,19 +152,19 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   // Eight threads a row.
   const int r = threadIdx.x / 8;
   if (row + r < rows) {
-    float largest = most[0][r], sum = 0.f, factor[kDecodeWarps];
+    float largest = max[0][r], sum = 0.f, factor[kDecodeWarps];
 #pragma unroll
-    for (int i = 1; i < kDecodeWarps; ++i) largest = fmaxf(largest, most[i][r]);
+    for (int i = 1; i < kDecodeWarps; ++i) largest = fmaxf(largest, max[i][r]);
 #pragma unroll
     for (int i = 0; i < kDecodeWarps; ++i) {
-      factor[i] = most[i][r] == -INFINITY ? 0.f : exp2_fast(most[i][r] - largest);
+      factor[i] = max[i][r] == -INFINITY ? 0.f : exp2_approx(max[i][r] - largest);
       sum += factor[i] * sums[i][r];
     }
     const OutRow to(a, part.batch, part.key_head, row + r);
     const int first = threadIdx.x % 8 * 4;
     float lse, divide;
     if (a.part_out != nullptr) {  // without the sink: that is the whole row's
-      divide = sum == 0.f ? 0.f : reciprocal(sum);
+      divide = sum == 0.f ? 0.f : rcp_approx(sum);
       if (first == 0) a.part_lse[to.lse * a.splits + part.split] = sum == 0.f ? -INFINITY : largest + log2f(sum);
     } else {
       divide = finish_row(a, to.head, largest, sum, lse);
@@ -192,12 +196,6 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
 #endif
 }
 
-__device__ __forceinline__ float warp_max(float v) {
-#pragma unroll
-  for (int o = 16; o > 0; o /= 2) v = fmaxf(v, __shfl_xor_sync(kAllLanes, v, o));
-  return v;
-}
-
 // A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
 constexpr int kCombineWarps = 8;
 
@@ -207,8 +205,8 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
   const int dim = a.v.dim, lane = threadIdx.x % 32;
   const unsigned warp = blockIdx.x * kCombineWarps + threadIdx.x / 32, of_row = (unsigned(dim) + 127) / 128;
   const int index = warp / of_row, first = int(warp % of_row) * 128 + 4 * lane;  // index: of [batch, head, row]
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   if (index >= rows) return;
   constexpr int kEach = 4, kFirst = 16;  // so many parts are asked for before their weights are known
   const float* part_out = a.part_out + int64_t{index} * a.splits * dim + first;
@@ -218,7 +216,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
 #pragma unroll
   for (int s = 0; s < kFirst; ++s)
     if (inside && s < a.splits) unpack<float>(load<kEach>(part_out + s * dim), early[s]);
-  const float most = warp_max(own), weight = exp2_fast(own - (most == -INFINITY ? 0.f : most)), sum = warp_sum(weight);
+  const float max = warp_max(own), weight = exp2_approx(own - finite_or_zero(max)), sum = warp_sum(weight);
   const auto add = [&](int s, const float(&part)[kEach]) {
     const float of_part = __shfl_sync(kAllLanes, weight, s);
 #pragma unroll
@@ -235,7 +233,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
   }
   const int row_of_batch = index / a.query_rows, head = row_of_batch % a.heads, batch = row_of_batch / a.heads;
   float lse;
-  const float divide = finish_row(a, head, most, sum, lse);
+  const float divide = finish_row(a, head, max, sum, lse);
   if (first == 0 && a.lse != nullptr) a.lse[index] = lse;
   if (!inside) return;
   const int64_t row = int64_t{batch} * a.query_rows + index % a.query_rows;
@@ -249,8 +247,8 @@ constexpr int kMaxParts = 512;
 
 template <class T>
 __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const __grid_constant__ DecodeArguments a) {
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   constexpr int kColumns = 32, kOwn = kMaxParts / 32, kEach = 4, kAcross = kColumns / kEach,
                 kSlots = 32 * kDecodeWarps / kAcross;
   constexpr int kFirst = 20;  // parts of a thread that are asked for before their weights are known
@@ -268,15 +266,15 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const _
   for (int i = 0; i < kFirst; ++i)
     if (inside && slot + i * kSlots < a.splits)
       unpack<float>(load<kEach>(part_out + (slot + i * kSlots) * dim), early[i]);
-  float most = own[0], sum = 0.f;
+  float max = own[0], sum = 0.f;
 #pragma unroll
-  for (int i = 1; i < kOwn; ++i) most = fmaxf(most, own[i]);
-  most = warp_max(most);
-  const float base = most == -INFINITY ? 0.f : most;
+  for (int i = 1; i < kOwn; ++i) max = fmaxf(max, own[i]);
+  max = warp_max(max);
+  const float base = finite_or_zero(max);
   __shared__ float weights[32 * kOwn], totals[kSlots][kColumns];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    const float weight = exp2_fast(own[i] - base);
+    const float weight = exp2_approx(own[i] - base);
     sum += weight;
     if (threadIdx.x < 32) weights[lane + 32 * i] = weight;
   }
@@ -303,7 +301,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps) combine_many_kernel(const _
   __syncthreads();
   const int row_of_batch = index / a.query_rows, head = row_of_batch % a.heads, batch = row_of_batch / a.heads;
   float lse;
-  const float divide = finish_row(a, head, most, sum, lse);
+  const float divide = finish_row(a, head, max, sum, lse);
   if (threadIdx.x == 0 && first == 0 && a.lse != nullptr) a.lse[index] = lse;
   const int64_t row = int64_t{batch} * a.query_rows + index % a.query_rows;
   T* out = static_cast<T*>(a.out) + (row * a.heads + head) * dim + first;

@@ -8,9 +8,12 @@
 #pragma once
 
 #include "kernels/attention/decode_part.cuh"
-#include "kernels/common/gpu/tma.cuh"
-#include "kernels/common/gpu/warpgroup.cuh"
-#include "kernels/common/gpu/wgmma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
+#include "kernels/common/gpu/ptx/wgmma.cuh"
 
 namespace attention::gpu {
 
@@ -31,13 +34,13 @@ struct LatentMemory {
   uint16_t k[2][L::kPanels][L::kKeys][64];
   uint16_t q[L::kQueryPanels][L::kRows][64];
   uint4 weights[2][L::kKeys / 16][kWarpgroup];  // of each tile, as its worker's threads hold them
-  float most[2][L::kRows];
-  Barrier full[2][kLatentPieces], free[2][kLatentPieces];
+  float max[2][L::kRows];
+  Mbarrier full[2][kLatentPieces], free[2][kLatentPieces];
 
   __device__ void init() {  // one thread
     for (int t = 0; t < 2; ++t)
       for (int i = 0; i < kLatentPieces; ++i) full[t][i].init(L::kKeys / kDecodeKeys), free[t][i].init(4);
-    publish_barriers();
+    fence_mbarrier_init();
   }
 };
 
@@ -72,14 +75,14 @@ struct LatentLoader {
                   kCount = kPiece == kLastPiece ? 1 : 4;
     const int chunk = first + kTile * kChunks + warp, page = pages[kTile];
     const int row = part.row_in_page(a, chunk);
-    Barrier& full = m.full[kTile][kPiece];
+    Mbarrier& full = m.full[kTile][kPiece];
     m.free[kTile][kPiece].wait(parity);
     if (keys.usable && chunk < chunks.end && part.is_whole(chunk)) {
       if (lane == 0) {
-        full.arrive_expecting(kCount * kDecodeKeys * 128);
+        full.arrive_expect_tx(kCount * kDecodeKeys * 128);
 #pragma unroll
         for (int i = 0; i < kCount; ++i)
-          load_box(m.k[kTile][kFirst + i][warp * kDecodeKeys], keys.map, full, 64 * (kFirst + i), row, part.key_head,
+          tma_load(m.k[kTile][kFirst + i][warp * kDecodeKeys], keys.map, full, 64 * (kFirst + i), row, part.key_head,
                    page);
       }
       return;
@@ -97,11 +100,11 @@ struct LatentLoader {
       uint16_t* place = &m.k[kTile][kFirst][warp * kDecodeKeys + r][(piece ^ r % 8) * 8];
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        start_copy(place + i * (L::kKeys * 64), from + 8 * piece + 64 * (kFirst + i), 64 * i >= numbers);
+        cp_async(place + i * (L::kKeys * 64), from + 8 * piece + 64 * (kFirst + i), 64 * i >= numbers);
     }
-    commit_copies();
-    wait_copies<0>();
-    publish_shared_writes();
+    cp_async_commit();
+    cp_async_wait<0>();
+    fence_proxy_async_shared();
     __syncwarp();
     if (lane == 0) full.arrive();
   }
@@ -172,16 +175,15 @@ struct LatentWorker {
     for (int i = 0; i < 2 * L::kPanels; ++i) {
       auto& panel = i / 2 < L::kQueryPanels ? m.q[i / 2] : last;
       const bool zeros = 32 * i >= numbers;
-      start_copy(&panel[to][(piece + i % 2 * 4 ^ to % 8) * 8], zeros ? static_cast<const T*>(a.q) : from + 32 * i,
-                 zeros);
+      cp_async(&panel[to][(piece + i % 2 * 4 ^ to % 8) * 8], zeros ? static_cast<const T*>(a.q) : from + 32 * i, zeros);
     }
-    commit_copies();
-    wait_copies<0>();
-    publish_shared_writes();
+    cp_async_commit();
+    cp_async_wait<0>();
+    fence_proxy_async_shared();
     barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
     const int mine = 16 * warp + lane % 16;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) load_matrices(q[i], &last[mine][(2 * i + lane / 16 ^ mine % 8) * 8]);
+    for (int i = 0; i < 4; ++i) ldmatrix_x4(q[i], &last[mine][(2 * i + lane / 16 ^ mine % 8) * 8]);
     barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
   }
 
@@ -199,26 +201,26 @@ struct LatentWorker {
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const int at = (first + i / 4) * kPanelBytes + i % 4 * 32;
-        multiply<T, L::kKeys>(scores, moved(queries, at), moved(k, at), true);
+        wgmma<T, L::kKeys>(scores, moved(queries, at), moved(k, at), true);
       }
     };
     wait_for(kLastPiece, parity);
-    begin_products();
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) multiply<T, L::kKeys, false>(scores, q[i], moved(k, 8 * kPanelBytes + i * 32), i > 0);
+    for (int i = 0; i < 4; ++i) wgmma<T, L::kKeys, false>(scores, q[i], moved(k, 8 * kPanelBytes + i * 32), i > 0);
     wait_for(kOwnPiece, parity);
     add_half(4 * kNumber);
     wait_for(kOtherPiece, parity);
     add_half(4 * kOther);
-    commit_products();
+    wgmma_commit();
   }
   // Weights times the own columns of a tile's values.
   __device__ __forceinline__ void start_outputs(const uint32_t (&weights)[kSteps][4], int tile) {
     const Operand values = operand_by_columns(m.k[tile][4 * kNumber], sizeof(m.k[0][0]));
-    begin_products();
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) multiply<T, L::kColumns>(out, weights[i], moved(values, i * 16 * 128), true);
-    commit_products();
+    for (int i = 0; i < kSteps; ++i) wgmma<T, L::kColumns>(out, weights[i], moved(values, i * 16 * 128), true);
+    wgmma_commit();
   }
 
   __device__ __forceinline__ void give_weights(const RowSoftmax& softmax) {
@@ -226,7 +228,7 @@ struct LatentWorker {
     for (int i = 0; i < kSteps; ++i) m.weights[kNumber][i][thread] = make_uint4(p[i][0], p[i][1], p[i][2], p[i][3]);
     if (lane % 4 == 0) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) m.most[kNumber][16 * warp + lane / 4 + 8 * r] = softmax.most[r];
+      for (int r = 0; r < 2; ++r) m.max[kNumber][16 * warp + lane / 4 + 8 * r] = softmax.state[r].max;
     }
   }
   __device__ __forceinline__ void take_weights() {
@@ -239,7 +241,7 @@ struct LatentWorker {
   // Goes on from the other's largest scores: what own sums are to be multiplied by.
   __device__ __forceinline__ void take_max(RowSoftmax& softmax, float (&shrink)[2]) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) shrink[r] = softmax.move_to(r, m.most[kOther][16 * warp + lane / 4 + 8 * r]);
+    for (int r = 0; r < 2; ++r) shrink[r] = softmax.move_to(r, m.max[kOther][16 * warp + lane / 4 + 8 * r]);
   }
   __device__ __forceinline__ void multiply_out(const float (&shrink)[2]) {
     if (!__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) return;
@@ -271,14 +273,14 @@ struct LatentWorker {
     load_queries();
     DecodeRows<L::kRows> rows(a, part);
     for (Span& seen : rows.seen) seen.end = min(seen.end, chunks.end * kDecodeKeys);
-    settle(out);
+    wgmma_fence_operand(out);
     uint32_t parity = 0;
     for (int chunk = chunks.first; chunk < chunks.end; chunk += kChunks, parity ^= 1) {
       const int key = chunk * kDecodeKeys + kNumber * L::kKeys;
       float shrink[2], others[2];
       start_scores(parity);
-      wait_products<0>();
-      settle(scores), settle(out);
+      wgmma_wait<0>();
+      wgmma_fence_operand(scores), wgmma_fence_operand(out);
       free(kNumber, kLastPiece);
       if constexpr (kNumber == 0) {
         add_scores(softmax, rows, key, shrink);
@@ -286,8 +288,8 @@ struct LatentWorker {
         barrier_arrive(kFirstBarrier + warp, 64);
         multiply_out(shrink);
         start_outputs(p, 0);
-        wait_products<0>();
-        settle(out);
+        wgmma_wait<0>();
+        wgmma_fence_operand(out);
         free(0, kLeftPiece);
         barrier_wait(kSecondBarrier + warp, 64);
         take_weights();
@@ -295,8 +297,8 @@ struct LatentWorker {
         multiply_out(others);
         m.full[1][kLeftPiece].wait(parity);  // the other has waited for it; what TMA wrote is seen by who waits
         start_outputs(more, 1);
-        wait_products<0>();
-        settle(out);
+        wgmma_wait<0>();
+        wgmma_fence_operand(out);
         free(1, kLeftPiece);
       } else {
         barrier_wait(kFirstBarrier + warp, 64);
@@ -312,10 +314,10 @@ struct LatentWorker {
         m.full[0][kRightPiece].wait(parity);  // as above
         start_outputs(p, 1);
         start_outputs(more, 0);
-        wait_products<1>();
+        wgmma_wait<1>();
         free(1, kRightPiece);
-        wait_products<0>();
-        settle(out);
+        wgmma_wait<0>();
+        wgmma_fence_operand(out);
         free(0, kRightPiece);
       }
     }
@@ -326,10 +328,10 @@ struct LatentWorker {
   __device__ __forceinline__ void add_sums(RowSoftmax& softmax) {
     barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
     auto* sums = reinterpret_cast<float2(*)[kWarpgroup]>(m.weights);
-    sums[kNumber][thread] = make_float2(softmax.sum[0], softmax.sum[1]);
+    sums[kNumber][thread] = make_float2(softmax.state[0].sum, softmax.state[1].sum);
     barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
     const float2 x = sums[0][thread], y = sums[1][thread];
-    softmax.sum[0] = x.x + y.x, softmax.sum[1] = x.y + y.y;
+    softmax.state[0].sum = x.x + y.x, softmax.state[1].sum = x.y + y.y;
   }
 
   // Both have the sums of all weights, and each its columns of the outputs.
@@ -355,7 +357,7 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   extern __shared__ __align__(1024) uint8_t raw_latent[];
   if (shared_address(raw_latent) % 1024 != 0) __trap();
   auto& m = *reinterpret_cast<LatentMemory<L>*>(raw_latent);
-  if (threadIdx.x == 0) prefetch(keys.map), m.init();
+  if (threadIdx.x == 0) prefetch_tensormap(keys.map), m.init();
   DecodePart part(a);
   part.begin(a);
   if (part.total > 0 && a.k.fresh != nullptr && part.row_tile == 0 && part.split == 0)

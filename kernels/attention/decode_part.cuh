@@ -6,7 +6,7 @@
 #include "kernels/attention/spans.h"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.h"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 
 namespace attention::gpu {
 
@@ -47,8 +47,8 @@ struct DecodePart {
   }
   // What the launch before may have written is read from here on.
   __device__ __forceinline__ void begin(const DecodeArguments& a) {
-    wait_for_launch_before();
-    next_launch_may_begin();
+    grid_dependency_wait();
+    launch_dependents();
     length = a.lengths[batch], total = length < 0 ? 0 : min(length + a.new_rows, a.key_rows);
   }
   __device__ __forceinline__ Sight sight(const DecodeArguments& a) const {
@@ -103,7 +103,7 @@ struct DecodeRows {
   __device__ __forceinline__ void finish(float (&s)[N], const DecodeArguments& a, int key) const {
     if (a.cap_scale > 0) {
 #pragma unroll
-      for (float& f : s) f = tanh_fast(f * a.cap_scale);
+      for (float& f : s) f = tanh_approx(f * a.cap_scale);
     }
     if (a.slopes != nullptr) add_slopes(s, a, key);
 #pragma unroll
@@ -146,7 +146,7 @@ __device__ __forceinline__ void start_chunk(const DecodeArguments& a, const Deco
     if (numbers <= 0) from = static_cast<const T*>(c.data);
     uint16_t* place = to + row * kRow + (piece ^ row % 8) * 8;
 #pragma unroll
-    for (int i = 0; i < kPanels; ++i) start_copy(place + kPanel * i, from + 8 * piece + 64 * i, 64 * i >= numbers);
+    for (int i = 0; i < kPanels; ++i) cp_async(place + kPanel * i, from + 8 * piece + 64 * i, 64 * i >= numbers);
   }
 }
 
@@ -163,7 +163,7 @@ __device__ __forceinline__ void start_queries(const DecodeArguments& a, const De
   uint16_t* place = to + at * kRow + (piece ^ at % 8) * 8;
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
-    start_copy(place + kPanel * i, 64 * i < numbers ? from + 64 * i : none, 64 * i >= numbers);
+    cp_async(place + kPanel * i, 64 * i < numbers ? from + 64 * i : none, 64 * i >= numbers);
 }
 
 // The new keys or values to their place in the cache. Nobody reads them there in this launch.
@@ -198,16 +198,16 @@ struct OutRow {
 };
 
 // A row's final factor and lse from its largest exponent and its sum, with the sink.
-__device__ __forceinline__ float finish_row(const DecodeArguments& a, int head, float most, float sum, float& lse) {
+__device__ __forceinline__ float finish_row(const DecodeArguments& a, int head, float max, float sum, float& lse) {
   float shrink = 1.f;
   if (a.sinks != nullptr) {
-    const float s = a.sinks[head] * kLog2e, larger = fmaxf(most, s), base = larger == -INFINITY ? 0.f : larger;
-    shrink = exp2_fast(most - base);
-    sum = sum * shrink + exp2_fast(s - base);
-    most = larger;
+    const float s = a.sinks[head] * kLog2e, larger = fmaxf(max, s), base = finite_or_zero(larger);
+    shrink = exp2_approx(max - base);
+    sum = sum * shrink + exp2_approx(s - base);
+    max = larger;
   }
-  lse = sum == 0.f ? -INFINITY : (most + log2f(sum)) * kLn2;
-  return sum == 0.f ? 0.f : shrink * reciprocal(sum);
+  lse = sum == 0.f ? -INFINITY : (max + log2f(sum)) * kLn2;
+  return sum == 0.f ? 0.f : shrink * rcp_approx(sum);
 }
 
 // Outputs of a block in which each of some workers, `number` from 0 on, has kColumns columns of all rows and the sums
@@ -219,14 +219,14 @@ __device__ __forceinline__ void store_columns(const DecodeArguments& a, const De
                                               int first_row, int number, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(softmax.sum[r]), most = softmax.most[r] * a.score_scale;
+    const float sum = quad_sum(softmax.state[r].sum), max = softmax.state[r].max * a.score_scale;
     const int row = first_row + lane / 4 + 8 * r;
     if (row >= a.group * a.query_rows) continue;
     const OutRow to(a, part.batch, part.key_head, row);
     const bool parts = a.part_out != nullptr;
-    float lse = sum == 0.f ? -INFINITY : most + log2f(sum);
+    float lse = sum == 0.f ? -INFINITY : max + log2f(sum);
     // Of a part without the sink: that is the whole row's.
-    const float factor = parts ? sum == 0.f ? 0.f : reciprocal(sum) : finish_row(a, to.head, most, sum, lse);
+    const float factor = parts ? sum == 0.f ? 0.f : rcp_approx(sum) : finish_row(a, to.head, max, sum, lse);
     if (number == 0 && lane % 4 == 0) {
       if (parts) a.part_lse[to.lse * a.splits + part.split] = lse;
       if (!parts && a.lse != nullptr) a.lse[to.lse] = lse;

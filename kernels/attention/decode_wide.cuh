@@ -8,6 +8,9 @@
 #pragma once
 
 #include "kernels/attention/decode_part.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 
 namespace attention::gpu {
 
@@ -51,7 +54,7 @@ struct DecodeWideBlock {
                                                                          page, threadIdx.x);
       if (chunk + 1 < end) page = part.page_of(a, chunk + 1);
     }
-    commit_copies();
+    cp_async_commit();
   }
 
   // kChunks chunks from this one on, the first of which is in this stage.
@@ -67,9 +70,9 @@ struct DecodeWideBlock {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
         uint32_t b[4];
-        load_matrices(b, &stages[c]->k[key_row][((2 * (warp * D::kSteps + i) + lane / 8 % 2) ^ key_row % 8) * 8]);
-        mma_16x8<T>(s + 8 * c, q[i], b[0], b[1]);
-        mma_16x8<T>(s + 8 * c + 4, q[i], b[2], b[3]);
+        ldmatrix_x4(b, &stages[c]->k[key_row][((2 * (warp * D::kSteps + i) + lane / 8 % 2) ^ key_row % 8) * 8]);
+        mma_m16n8k16<T>(s + 8 * c, q[i], b[0], b[1]);
+        mma_m16n8k16<T>(s + 8 * c + 4, q[i], b[2], b[3]);
       }
     }
 #pragma unroll
@@ -106,9 +109,9 @@ struct DecodeWideBlock {
 #pragma unroll
       for (int i = 0; i < D::kColumns / 16; ++i) {
         uint32_t b[4];
-        load_matrices_transposed(b, values + ((warp * (D::kColumns / 8) + 2 * i + lane / 16) ^ value_row % 8) * 8);
-        mma_16x8<T>(out + 8 * i, p[c], b[0], b[1]);
-        mma_16x8<T>(out + 8 * i + 4, p[c], b[2], b[3]);
+        ldmatrix_x4_trans(b, values + ((warp * (D::kColumns / 8) + 2 * i + lane / 16) ^ value_row % 8) * 8);
+        mma_m16n8k16<T>(out + 8 * i, p[c], b[0], b[1]);
+        mma_m16n8k16<T>(out + 8 * i + 4, p[c], b[2], b[3]);
       }
     }
   }
@@ -123,27 +126,27 @@ struct DecodeWideBlock {
     end = first + (max(0, end - first) + D::kChunks - 1) / D::kChunks * D::kChunks;
     uint16_t* queries = m.stages[D::kStages - 1].k[0];  // until the first loads into that stage
     start_queries<T, D::kDim / 64, D::kDim, 64>(a, part, queries);
-    commit_copies();
+    cp_async_commit();
     int page = first < end ? part.page_of(a, first) : 0;
 #pragma unroll 1
     for (int i = 0; i < D::kAhead; ++i) start_loads(i, first + i, end, page);
-    wait_copies<D::kAhead>();
+    cp_async_wait<D::kAhead>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < D::kSteps; ++i)
-      load_matrices(q[i], queries + lane % 16 * D::kDim + (2 * (warp * D::kSteps + i) + lane / 16 ^ lane % 8) * 8);
+      ldmatrix_x4(q[i], queries + lane % 16 * D::kDim + (2 * (warp * D::kSteps + i) + lane / 16 ^ lane % 8) * 8);
     DecodeRows<> mine(a, part);
     for (Span& seen : mine.seen) seen.end = min(seen.end, seen_end);
     int stage = 0;
     for (int chunk = first; chunk < end; chunk += D::kChunks) {
-      wait_copies<D::kAhead - D::kChunks>();
+      cp_async_wait<D::kAhead - D::kChunks>();
       __syncthreads();  // everybody's copies; and the stages of the last chunks have been read
 #pragma unroll
       for (int c = 0; c < D::kChunks; ++c) start_loads(after(stage, D::kAhead + c), chunk + D::kAhead + c, end, page);
       add_chunks(softmax, stage, chunk, mine);
       stage = after(stage, D::kChunks);
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
   }
 
   // Every warp has the sums of all weights, and its columns of the outputs.

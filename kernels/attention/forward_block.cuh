@@ -3,8 +3,8 @@
 #pragma once
 
 #include "kernels/attention/sequence_order.cuh"
-#include "kernels/common/gpu/tma.cuh"
-#include "kernels/common/gpu/warpgroup.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 
 namespace attention::gpu {
 
@@ -59,9 +59,9 @@ struct ForwardMemory {
   uint16_t q[F::kOutInQueries ? 1 : F::kQueryStages + 1][F::kPanels][F::kRows][64];  // number kOutStage: outputs
   uint16_t k[F::kStages][F::kPanels][F::kKeys][64];
   uint16_t v[F::kStages][F::kValuePanels][F::kKeys][64];
-  Barrier q_full[F::kQueryStages], q_free[F::kQueryStages];
-  Barrier k_full[F::kStages], k_free[F::kStages], v_full[F::kStages], v_free[F::kStages];
-  Barrier job_full, job_free;
+  Mbarrier q_full[F::kQueryStages], q_free[F::kQueryStages];
+  Mbarrier k_full[F::kStages], k_free[F::kStages], v_full[F::kStages], v_free[F::kStages];
+  Mbarrier job_full, job_free;
   Job job;
 
   __device__ void init() {                   // one thread
@@ -72,7 +72,7 @@ struct ForwardMemory {
       v_full[i].init(1), v_free[i].init(kWarps);
     }
     job_full.init(1), job_free.init(kWarps);
-    publish_barriers();
+    fence_mbarrier_init();
   }
 };
 

@@ -4,6 +4,8 @@
 
 #include "kernels/attention/forward_loader.cuh"
 #include "kernels/attention/forward_worker.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/shared_address.cuh"
 
 namespace attention::gpu {
 
@@ -14,7 +16,7 @@ __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_co
   // Panels begin at multiples of 1024 bytes (wgmma.cuh); the launch has asked for as many more.
   auto& m = *reinterpret_cast<ForwardMemory<F>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
-    prefetch(a.q), prefetch(a.k), prefetch(a.v), prefetch(a.out);
+    prefetch_tensormap(a.q), prefetch_tensormap(a.k), prefetch_tensormap(a.v), prefetch_tensormap(a.out);
     m.init();
   }
   __syncthreads();

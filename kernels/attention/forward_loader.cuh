@@ -7,17 +7,17 @@ namespace attention::gpu {
 
 template <class F>
 __device__ __forceinline__ void load_tiles(const ForwardArguments& a, ForwardMemory<F>& m) {
-  Ring<F::kStages> k_stage, v_stage;
-  Ring<F::kQueryStages> q_stage;
-  const auto load = [](auto& stage, Barrier* full, Barrier* free, auto& buffers, const CUtensorMap& map, int row,
+  PipelineState<F::kStages> k_stage, v_stage;
+  PipelineState<F::kQueryStages> q_stage;
+  const auto load = [](auto& stage, Mbarrier* full, Mbarrier* free, auto& buffers, const CUtensorMap& map, int row,
                        int head, int batch) {
     free[stage.index].wait(stage.parity ^ 1);
     if (threadIdx.x == 0) {
       constexpr int kPanels = sizeof(buffers[0]) / sizeof(buffers[0][0]);
-      full[stage.index].arrive_expecting(sizeof(buffers[0]));
+      full[stage.index].arrive_expect_tx(sizeof(buffers[0]));
 #pragma unroll
       for (int p = 0; p < kPanels; ++p)
-        load_box(buffers[stage.index][p], map, full[stage.index], 64 * p, row, head, batch);
+        tma_load(buffers[stage.index][p], map, full[stage.index], 64 * p, row, head, batch);
     }
     stage.next();
   };
@@ -36,9 +36,9 @@ __device__ __forceinline__ void load_tiles(const ForwardArguments& a, ForwardMem
       const int row = next.key_row + (next.keys.end - 1) * F::kKeys, head = next.head / a.group;
       if (threadIdx.x == 0) {
 #pragma unroll
-        for (int p = 0; p < F::kPanels; ++p) box_to_l2(a.k, 64 * p, row, head, next.batch);
+        for (int p = 0; p < F::kPanels; ++p) tma_prefetch_l2(a.k, 64 * p, row, head, next.batch);
 #pragma unroll
-        for (int p = 0; p < F::kValuePanels; ++p) box_to_l2(a.v, 64 * p, row, head, next.batch);
+        for (int p = 0; p < F::kValuePanels; ++p) tma_prefetch_l2(a.v, 64 * p, row, head, next.batch);
       }
     }
     source.pass_on(next);

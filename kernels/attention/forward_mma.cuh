@@ -5,6 +5,7 @@
 
 #include "kernels/attention/mma_tiles.cuh"
 #include "kernels/attention/sequences.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 
 namespace attention::gpu {
 
@@ -55,7 +56,7 @@ __device__ __forceinline__ void finish_scores(float (&s)[N], const MmaScores& sc
                                               int row, int key, bool masked) {
   if (scores.cap_scale > 0) {
 #pragma unroll
-    for (float& f : s) f = tanh_fast(f * scores.cap_scale);
+    for (float& f : s) f = tanh_approx(f * scores.cap_scale);
   }
   if (scores.slopes != nullptr) {
 #pragma unroll
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(F::kThreads, 2) mma_forward_kernel(const __gri
   const auto start_keys = [&](int t) {
     if (t < tiles.end)
       start_rows<F::kThreads>(m.k, k + int64_t{t} * F::kKeys * a.k.row, a.k.row, s.band.keys - t * F::kKeys, a.dim);
-    commit_copies();
+    cp_async_commit();
   };
   start_rows<F::kThreads>(m.q, a.q.at<T>(s.batch, s.query_row + first, head), a.q.row, rows, a.dim);
   start_keys(tiles.first);
@@ -106,14 +107,14 @@ __global__ void __launch_bounds__(F::kThreads, 2) mma_forward_kernel(const __gri
   for (RowSoftmax& band : softmax) band = RowSoftmax(a.scores.scale);
 
   for (int t = tiles.first; t < tiles.end; ++t) {
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     start_rows<F::kThreads>(m.v, v + int64_t{t} * F::kKeys * a.v.row, a.v.row, s.band.keys - t * F::kKeys,
                             a.value_dim - part * F::kValueDim);
-    commit_copies();
+    cp_async_commit();
     float scores[F::kBands][F::kKeys / 2] = {};
     add_by_rows<T>(scores, m.q, warp_row, m.k);
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     start_keys(t + 1);
     const bool masked = t < tiles.first_whole || t >= tiles.end_whole;
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(F::kThreads, 2) mma_forward_kernel(const __gri
     round_sums<T>(p, scores);
     add_by_columns<T, F::kValueDim>(out, p, m.v, 0);
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
 
   const float* sink = a.sinks == nullptr || s.band.keys < 0 ? nullptr : a.sinks + head;

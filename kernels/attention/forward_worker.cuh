@@ -9,7 +9,11 @@
 
 #include "kernels/attention/forward_block.cuh"
 #include "kernels/attention/softmax.cuh"
-#include "kernels/common/gpu/wgmma.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mbarrier.cuh"
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/wgmma.cuh"
 
 namespace attention::gpu {
 
@@ -27,14 +31,14 @@ struct Worker {
   // By a shuffle: so the compiler knows that a warp's threads agree, and that branches on it do not part them.
   const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) - 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-  Ring<F::kStages> k_stage, v_stage;
-  Ring<F::kQueryStages> q_stage;
+  PipelineState<F::kStages> k_stage, v_stage;
+  PipelineState<F::kQueryStages> q_stage;
   float out[F::kValueDim / 2] = {};
   float scores[F::kKeys / 2];
   uint32_t p[F::kKeys / 16][4];  // exponentials, rounded: A of p v
 
   template <class Stage>
-  __device__ __forceinline__ void free(Barrier* barriers, Stage& stage) {
+  __device__ __forceinline__ void free(Mbarrier* barriers, Stage& stage) {
     if (lane == 0) barriers[stage.index].arrive();
     stage.next();
   }
@@ -53,20 +57,20 @@ struct Worker {
 
   __device__ __forceinline__ void start_scores() {
     const Operand q = operand_by_rows(m.q[q_stage.index][0][64 * number]), k = operand_by_rows(m.k[k_stage.index]);
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < F::kDim / 16; ++i)
-      multiply<T, F::kKeys>(scores, moved(q, i / 4 * sizeof(m.q[0][0]) + i % 4 * 32),
-                            moved(k, i / 4 * sizeof(m.k[0][0]) + i % 4 * 32), i > 0);
-    commit_products();
+      wgmma<T, F::kKeys>(scores, moved(q, i / 4 * sizeof(m.q[0][0]) + i % 4 * 32),
+                         moved(k, i / 4 * sizeof(m.k[0][0]) + i % 4 * 32), i > 0);
+    wgmma_commit();
   }
   __device__ __forceinline__ void start_out(bool add) {
     m.v_full[v_stage.index].wait(v_stage.parity);
     const Operand v = operand_by_columns(m.v[v_stage.index], sizeof(m.v[0][0]));
-    begin_products();
+    wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < F::kKeys / 16; ++i) multiply<T, F::kValueDim>(out, p[i], moved(v, i * 16 * 128), i > 0 || add);
-    commit_products();
+    for (int i = 0; i < F::kKeys / 16; ++i) wgmma<T, F::kValueDim>(out, p[i], moved(v, i * 16 * 128), i > 0 || add);
+    wgmma_commit();
   }
 
   // The first key tile that this warpgroup's rows see: those before it are others'. One is computed in any case.
@@ -83,7 +87,7 @@ struct Worker {
     free(m.k_free, k_stage);
     if constexpr (F::kSoftcap) {
 #pragma unroll
-      for (float& s : scores) s = tanh_fast(s * a.cap_scale);
+      for (float& s : scores) s = tanh_approx(s * a.cap_scale);
     }
     const int row = 64 * number + warp * 16 + lane / 4, column = tile * F::kKeys + lane % 4 * 2;
     if constexpr (kEnds == kFirstKey)
@@ -100,8 +104,8 @@ struct Worker {
   // operand. At the beginning of a step, not at the end of the last one: there the compiler would put this wait before
   // the exponentials, and nothing would run beside them.
   __device__ __forceinline__ void settle_out(bool started, const float (&shrink)[2]) {
-    wait_products<0>();
-    settle(out);
+    wgmma_wait<0>();
+    wgmma_fence_operand(out);
     if (started) free(m.v_free, v_stage);
     if (__any_sync(kAllLanes, shrink[0] != 1.f || shrink[1] != 1.f)) {
 #pragma unroll
@@ -124,8 +128,8 @@ struct Worker {
     start_scores();
     pass_turn();
     start_out(started);
-    wait_products<1>();
-    settle(scores);
+    wgmma_wait<1>();
+    wgmma_fence_operand(scores);
     add_scores<kEnds>(softmax, shrink, job, tile);
   }
 
@@ -139,7 +143,7 @@ struct Worker {
 #pragma unroll
       for (int p = 0; p < F::kValuePanels; ++p) reinterpret_cast<uint4*>(panels[p])[i] = make_uint4(0, 0, 0, 0);
     }
-    publish_shared_writes();
+    fence_proxy_async_shared();
     barrier_wait(kOutBarrier + number, kWarpgroup);
   }
 
@@ -161,8 +165,8 @@ struct Worker {
   // All of a tile but the start of its first scores and its storing, and the start of the next tile where that does not
   // wait for the storing.
   __device__ __forceinline__ Job finish_tile(const Job& job, JobSource<F>& source, RowSoftmax& softmax) {
-    wait_products<0>();
-    settle(scores);
+    wgmma_wait<0>();
+    wgmma_fence_operand(scores);
     if (job.keys.first == job.keys.end) {
       const Job next = source.receive();
       if constexpr (!F::kOutInQueries) start_tile(next);
@@ -200,8 +204,8 @@ struct Worker {
     }
     const Job next = source.receive();
     if constexpr (!F::kOutInQueries) start_tile(next);
-    wait_products<F::kOutInQueries ? 0 : 1>();
-    settle(out);
+    wgmma_wait<F::kOutInQueries ? 0 : 1>();
+    wgmma_fence_operand(out);
     free(m.v_free, v_stage);
     for (int i = 0; i < left_out; ++i) v_stage.next();
     return next;
@@ -214,7 +218,7 @@ struct Worker {
 
   // The outputs are on their way, and the queries' buffer is free for the next ones.
   __device__ __forceinline__ void free_queries() {
-    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
+    if (threadIdx.x % kWarpgroup == 0) bulk_wait_read();
     barrier_wait(kOutBarrier + number, kWarpgroup);
     free(m.q_free, q_stage);
   }
@@ -232,7 +236,7 @@ struct Worker {
         a.lse[(int64_t{job.batch} * a.heads + job.head) * a.sequences.query_rows + job.row + row + at] = lse;
     }
     // The tile before this one may still be on its way out of the buffer.
-    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
+    if (threadIdx.x % kWarpgroup == 0) bulk_wait_read();
     barrier_wait(kOutBarrier + number, kWarpgroup);
     const int in_tile = warp * 16 + lane % 16;
 #pragma unroll
@@ -244,16 +248,16 @@ struct Worker {
         w[i] = f == 0.f ? 0 : pack_pair<T>(out[8 * j + 2 * i] * f, out[8 * j + 2 * i + 1] * f);
       }
       const int piece = (j % 4 * 2 + lane / 16) ^ (in_tile % 8);
-      store_matrices(&out_panel(j / 4)[in_tile][piece * 8], w);
+      stmatrix_x4(&out_panel(j / 4)[in_tile][piece * 8], w);
     }
-    publish_shared_writes();
+    fence_proxy_async_shared();
     barrier_wait(kOutBarrier + number, kWarpgroup);
     if (a.sequences.packed() && left < 64) return store_rows(job, left);
     if (threadIdx.x % kWarpgroup == 0 && left > 0) {
 #pragma unroll
       for (int panel = 0; panel < F::kValuePanels; ++panel)
-        store_box(a.out, out_panel(panel), 64 * panel, job.row + row, job.head, job.batch);
-      commit_stores();
+        tma_store(a.out, out_panel(panel), 64 * panel, job.row + row, job.head, job.batch);
+      bulk_commit();
     }
   }
 
@@ -271,7 +275,7 @@ struct Worker {
     if (number == F::kWorkers - 1) pass_turn();  // the first turn is the first worker's
     JobSource<F> source{a, m};
     Job job = source.receive();
-    settle(out);  // zeros are in place before products run
+    wgmma_fence_operand(out);  // zeros are in place before products run
     start_tile(job);
     while (job.rows > 0) {
       RowSoftmax softmax(a.score_scale);
@@ -280,8 +284,8 @@ struct Worker {
       if constexpr (F::kOutInQueries) free_queries(), start_tile(next);
       job = next;
     }
-    wait_products<0>();
-    if (threadIdx.x % kWarpgroup == 0) wait_until_stores_have_read();
+    wgmma_wait<0>();
+    if (threadIdx.x % kWarpgroup == 0) bulk_wait_read();
   }
 };
 

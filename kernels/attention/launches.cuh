@@ -6,7 +6,7 @@
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/sequences.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tensor_map.h"
+#include "kernels/common/gpu/ptx/tensor_map.h"
 
 namespace attention::gpu {
 

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kRowThreads) mma_delta_kernel(const __grid_con
     const bool nothing = exponent == -INFINITY;  // is seen by the row
     a.exponents[at] = nothing ? INFINITY : exponent;
     a.delta[at] = delta;
-    if (a.sinks != nullptr && !nothing) dsink -= exp2_fast(sink - exponent) * delta;
+    if (a.sinks != nullptr && !nothing) dsink -= exp2_approx(sink - exponent) * delta;
   }
   if (a.dsinks == nullptr) return;
   __shared__ float sums[kRowThreads / 32];

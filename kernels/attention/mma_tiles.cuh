@@ -1,5 +1,5 @@
-// Tiles of rows in shared memory, and products of a warp's rows with them (kernels/common/gpu/mma.cuh): what forward
-// and backward for sm_80 and later are made of.
+// Tiles of rows in shared memory, and products of a warp's rows with them (kernels/common/gpu/ptx/mma.cuh): what
+// forward and backward for sm_80 and later are made of.
 //
 // A row is cut into pieces of 16 bytes, piece p of row r lies at place p ^ r % 8: eight rows' pieces of the same number
 // are in different banks. A warp has kBands bands of 16 rows; sums of a band are [columns / 8][4] in registers, laid
@@ -8,7 +8,9 @@
 
 #include "kernels/attention/softmax.cuh"
 #include "kernels/attention/spans.h"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 
 namespace attention::gpu {
 
@@ -41,7 +43,7 @@ __device__ __forceinline__ void start_rows(uint16_t (&tile)[kRows][kDim], const 
 #pragma unroll 4  // all at once, and the compiler keeps every piece's address in a register all along
   for (int i = 0; i < kRows * kPieces / kThreads; ++i) {
     const int at = i * kThreads + int(threadIdx.x), row = at / kPieces, piece = at % kPieces;
-    start_copy(piece_of(tile, row, piece), from + row * stride + 8 * piece, row >= rows || 8 * piece >= dim);
+    cp_async(piece_of(tile, row, piece), from + row * stride + 8 * piece, row >= rows || 8 * piece >= dim);
   }
 }
 
@@ -57,15 +59,15 @@ __device__ __forceinline__ void add_by_rows(float (&sum)[kBands][kOther / 2], co
   for (int i = 0; i < kDim / 16; ++i) {
     uint32_t a[kBands][4];
 #pragma unroll
-    for (int m = 0; m < kBands; ++m) load_matrices(a[m], a_row + 16 * m * kDim + place_of(i, lane / 16, lane % 8));
+    for (int m = 0; m < kBands; ++m) ldmatrix_x4(a[m], a_row + 16 * m * kDim + place_of(i, lane / 16, lane % 8));
 #pragma unroll
     for (int j = 0; j < kOther / 16; ++j) {
       uint32_t b[4];
-      load_matrices(b, b_row + 16 * j * kDim + place_of(i, lane / 8 % 2, lane % 8));
+      ldmatrix_x4(b, b_row + 16 * j * kDim + place_of(i, lane / 8 % 2, lane % 8));
 #pragma unroll
       for (int m = 0; m < kBands; ++m) {
-        mma_16x8<T>(sum[m] + 8 * j, a[m], b[0], b[1]);
-        mma_16x8<T>(sum[m] + 8 * j + 4, a[m], b[2], b[3]);
+        mma_m16n8k16<T>(sum[m] + 8 * j, a[m], b[0], b[1]);
+        mma_m16n8k16<T>(sum[m] + 8 * j + 4, a[m], b[2], b[3]);
       }
     }
   }
@@ -84,11 +86,11 @@ __device__ __forceinline__ void add_by_columns(float (&sum)[kBands][kColumns / 2
 #pragma unroll
     for (int i = 0; i < kColumns / 16; ++i) {
       uint32_t b[4];
-      load_matrices_transposed(b, row + 16 * k * kDim + place_of(i, lane / 16, lane % 8));
+      ldmatrix_x4_trans(b, row + 16 * k * kDim + place_of(i, lane / 16, lane % 8));
 #pragma unroll
       for (int m = 0; m < kBands; ++m) {
-        mma_16x8<T>(sum[m] + 8 * i, own[m][k], b[0], b[1]);
-        mma_16x8<T>(sum[m] + 8 * i + 4, own[m][k], b[2], b[3]);
+        mma_m16n8k16<T>(sum[m] + 8 * i, own[m][k], b[0], b[1]);
+        mma_m16n8k16<T>(sum[m] + 8 * i + 4, own[m][k], b[2], b[3]);
       }
     }
   }

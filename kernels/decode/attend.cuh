@@ -4,10 +4,11 @@
 // results, so that each has all parts of some numbers, and sums them in a fixed order.
 #pragma once
 
-#include "kernels/common/gpu/cluster.cuh"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cluster.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/reduce/softmax_state.cuh"
 #include "kernels/decode/decode.h"
 
 namespace decode::cuda {
@@ -65,33 +66,34 @@ struct Head {
   }
 };
 
-// The same sums of several runs of keys as one: of so many parts, read at once.
-struct Part {
-  float most, sum, value;
+// The softmax state of some keys, and one element of the weighted values beside it.
+struct SoftmaxPart {
+  SoftmaxState<Exp2> state;
+  float value = 0.f;
 };
+// States of kParts runs of keys, at(0), at(1), ..., as one: all are read at once.
 template <int kParts, class At>
-__device__ __forceinline__ Part together(const At& at) {
-  Part part[kParts], whole{-INFINITY, 0.f, 0.f};
+__device__ __forceinline__ SoftmaxPart merged(const At& at) {
+  SoftmaxPart part[kParts], whole;
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) part[i] = at(i), whole.most = fmaxf(whole.most, part[i].most);
-  const float base = whole.most == -INFINITY ? 0.f : whole.most;
+  for (int i = 0; i < kParts; ++i) part[i] = at(i), whole.state.max = fmaxf(whole.state.max, part[i].state.max);
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
-    const float weight = exp2f(part[i].most - base);
-    whole.sum += part[i].sum * weight, whole.value += part[i].value * weight;
+    const float weight = part[i].state.weight_at(whole.state.max);
+    whole.state.sum += part[i].state.sum * weight, whole.value += part[i].value * weight;
   }
   return whole;
 }
 
-// Softmax so far of some keys: the largest exponent, the sum and the weighted values, of each query head.
+// The softmax states so far of some keys, and eight elements of the weighted values, of each query head.
 template <int kGroup>
 struct Running {
-  float most[kGroup], sum[kGroup], value[kGroup][8];
+  SoftmaxState<Exp2> state[kGroup];
+  float value[kGroup][8];
 
   __device__ __forceinline__ Running() {
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
-      most[g] = -INFINITY, sum[g] = 0.f;
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[g][i] = 0.f;
     }
@@ -101,23 +103,25 @@ struct Running {
   __device__ __forceinline__ void weigh(float (&score)[kGroup][kKeys]) {
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
-      const float before = most[g];
+      auto& [max, sum] = state[g];
+      const float before = max;
 #pragma unroll
-      for (int u = 0; u < kKeys; ++u) most[g] = fmaxf(most[g], score[g][u]);
-      const float base = most[g] == -INFINITY ? 0.f : most[g], shrink = exp2f(before - base);
-      sum[g] *= shrink;
+      for (int u = 0; u < kKeys; ++u) max = fmaxf(max, score[g][u]);
+      const float base = finite_or_zero(max), shrink = exp2f(before - base);
+      sum *= shrink;
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[g][i] *= shrink;
 #pragma unroll
-      for (int u = 0; u < kKeys; ++u) score[g][u] = exp2f(score[g][u] - base), sum[g] += score[g][u];
+      for (int u = 0; u < kKeys; ++u) score[g][u] = exp2f(score[g][u] - base), sum += score[g][u];
     }
   }
-  // That of the lane `apart` lanes further on.
-  __device__ __forceinline__ void add_lane(int apart) {
+  // Merges with the state of the lane `apart` lanes further on.
+  __device__ __forceinline__ void merge_lane(int apart) {
 #pragma unroll
     for (int g = 0; g < kGroup; ++g) {
-      const float other = __shfl_xor_sync(kAllLanes, most[g], apart), larger = fmaxf(most[g], other);
-      const float mine = larger == -INFINITY ? 0.f : exp2f(most[g] - larger);
+      auto& [max, sum] = state[g];
+      const float other = __shfl_xor_sync(kAllLanes, max, apart), larger = fmaxf(max, other);
+      const float mine = larger == -INFINITY ? 0.f : exp2f(max - larger);
       const float theirs = larger == -INFINITY ? 0.f : exp2f(other - larger);
       // The same order of the two in both lanes, so that both have the same bits.
       const bool low = (threadIdx.x & unsigned(apart)) == 0;
@@ -125,10 +129,10 @@ struct Running {
         const float w = __shfl_xor_sync(kAllLanes, v, apart);
         return low ? v * mine + w * theirs : w * theirs + v * mine;
       };
-      sum[g] = both(sum[g]);
+      sum = both(sum);
 #pragma unroll
       for (int i = 0; i < 8; ++i) value[g][i] = both(value[g][i]);
-      most[g] = larger;
+      max = larger;
     }
   }
 };
@@ -151,7 +155,7 @@ struct AttendMemory {
   uint4 values[Reads::kStages][Reads::kUnroll][kCopies ? kAttendThreads : 1];
   float query[kGroup][kDim];  // scaled
   float fresh_key[kDim], fresh_value[kDim];
-  float most[kAttendWarps][kGroup], sum[kAttendWarps][kGroup];
+  float max[kAttendWarps][kGroup], sum[kAttendWarps][kGroup];
   float value[kAttendWarps][kGroup][kDim];
   // Written by the blocks of the cluster, a row each.
   float block_max[kMaxSplits][kGroup], block_sum[kMaxSplits][kGroup];
@@ -166,10 +170,10 @@ __device__ __forceinline__ int share_of(int block, int blocks, int numbers) {
 // One thread of a block, before it says that it has begun: so many numbers will be sent to it, counted by a barrier. (A
 // barrier of the cluster behind plain stores would wait until all that its threads have written, the new key too, is in
 // the GPU's memory.)
-__device__ __forceinline__ void expect_numbers(Barrier& received, int count) {
+__device__ __forceinline__ void expect_numbers(Mbarrier& received, int count) {
   received.init(1);
-  publish_barriers();
-  received.arrive_expecting(uint32_t(count) * sizeof(float));
+  fence_mbarrier_init();
+  received.arrive_expect_tx(uint32_t(count) * sizeof(float));
 }
 // Asks for rows [begin, end) of a key head, so that they are in L2 when they are loaded.
 template <class T, int kDim>
@@ -198,10 +202,10 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
 
   // ---- prologue: the keys of this block, and what is read while the previous kernel runs
   const int share = share_of(0, splits, group * kDim);
-  __shared__ Barrier received;
+  __shared__ Mbarrier received;
   if (splits > 1) {
     if (threadIdx.x == 0) expect_numbers(received, splits * (share_of(split, splits, group * kDim) + 2 * group));
-    cluster_begins();
+    cluster_arrive_relaxed();
   }
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
   // done: the position, the tables and the older keys and values may be read already.
@@ -229,14 +233,14 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
       const int64_t at = own + pass * kPass + u * kStride;
       if (at >= old_end) continue;
       if constexpr (kCopies) {
-        start_copy(&memory.keys[stage][u][threadIdx.x], key_at + at * a.keys.row, false);
-        start_copy(&memory.values[stage][u][threadIdx.x], value_at + at * a.values.row, false);
+        cp_async(&memory.keys[stage][u][threadIdx.x], key_at + at * a.keys.row, false);
+        cp_async(&memory.values[stage][u][threadIdx.x], value_at + at * a.values.row, false);
       } else {
         key_now[u] = load<8>(key_at + at * a.keys.row);
         value_now[u] = load<8>(value_at + at * a.values.row);
       }
     }
-    if constexpr (kCopies) commit_copies();
+    if constexpr (kCopies) cp_async_commit();
   };
   constexpr int kAhead = kCopies ? kStages - 1 : 1;  // passes asked for before the first is worked on
 #pragma unroll
@@ -249,11 +253,11 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   Head<T, kDim> q_norm, k_norm;
   if (a.q_norm != nullptr) q_norm.load(static_cast<const T*>(a.q_norm), lane);
   if (a.k_norm != nullptr) k_norm.load(static_cast<const T*>(a.k_norm), lane);
-  const int first_block = int(threadIdx.x) / share, first_place = int(threadIdx.x) % share;
+  const int first_block = int(threadIdx.x) / share, first_element = int(threadIdx.x) % share;
 
   // ---- prologue: the queries, normed and rotated; the new key and value, which also go into the cache
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
 
 #pragma unroll 1
   for (int i = warp; i < group + 2; i += kAttendWarps) {
@@ -304,7 +308,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   for (int pass = 0; pass < passes; ++pass) {
     const int stage = pass % kStages;
     const int64_t key = own + pass * kPass;
-    if constexpr (kCopies) wait_copies<kAhead - 1>();
+    if constexpr (kCopies) cp_async_wait<kAhead - 1>();
     float score[kGroup][kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -358,10 +362,10 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
 
   // ---- epilogue: the softmax states of lanes and warps merge, then those of the blocks of a cluster (split-KV)
 #pragma unroll
-  for (int apart = kLanes; apart < 32; apart *= 2) running.add_lane(apart);
+  for (int apart = kLanes; apart < 32; apart *= 2) running.merge_lane(apart);
 #pragma unroll
   for (int g = 0; g < kGroup; ++g) {
-    if (lane == 0) memory.most[warp][g] = running.most[g], memory.sum[warp][g] = running.sum[g];
+    if (lane == 0) memory.max[warp][g] = running.state[g].max, memory.sum[warp][g] = running.state[g].sum;
     if (lane >= kLanes) continue;
 #pragma unroll
     for (int i = 0; i < 8; ++i) memory.value[warp][g][dim + i] = running.value[g][i];
@@ -369,34 +373,34 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   __syncthreads();
 
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
-  if (splits > 1) wait_for_cluster();
+  if (splits > 1) cluster_wait();
 #pragma unroll 1
-  for (int i = threadIdx.x, block = first_block, place = first_place; i < group * kDim;
-       i += kAttendThreads, block = i / share, place = i % share) {
+  for (int i = threadIdx.x, block = first_block, element = first_element; i < group * kDim;
+       i += kAttendThreads, block = i / share, element = i % share) {
     const int g = i / kDim, d = i % kDim;
-    const Part whole = together<kAttendWarps>([&](int w) {
-      return Part{memory.most[w][g], memory.sum[w][g], memory.value[w][g][d]};
+    const SoftmaxPart whole = merged<kAttendWarps>([&](int w) {
+      return SoftmaxPart{{memory.max[w][g], memory.sum[w][g]}, memory.value[w][g][d]};
     });
     if (splits == 1) {
-      out[i] = from_float<T>(whole.value / whole.sum);
+      out[i] = from_float<T>(whole.value / whole.state.sum);
       continue;
     }
-    store_to(block, memory.block_value[split][place], whole.value, received);
+    st_async_cluster(block, memory.block_value[split][element], whole.value, received);
     if (d >= splits) continue;
-    store_to(d, memory.block_max[split][g], whole.most, received);
-    store_to(d, memory.block_sum[split][g], whole.sum, received);
+    st_async_cluster(d, memory.block_max[split][g], whole.state.max, received);
+    st_async_cluster(d, memory.block_sum[split][g], whole.state.sum, received);
   }
   if (splits == 1) return;
   received.wait(0);
 #pragma unroll 1
-  for (int place = threadIdx.x; place < min(share, group * kDim - split * share); place += kAttendThreads) {
-    const int i = split * share + place, g = i / kDim, last = splits - 1;
-    const Part whole = together<kMaxSplits>([&](int block) {
+  for (int element = threadIdx.x; element < min(share, group * kDim - split * share); element += kAttendThreads) {
+    const int i = split * share + element, g = i / kDim, last = splits - 1;
+    const SoftmaxPart whole = merged<kMaxSplits>([&](int block) {
       const int b = min(block, last);
-      const float most = memory.block_max[b][g];
-      return Part{block < splits ? most : -INFINITY, memory.block_sum[b][g], memory.block_value[b][place]};
+      const float max = memory.block_max[b][g];
+      return SoftmaxPart{{block < splits ? max : -INFINITY, memory.block_sum[b][g]}, memory.block_value[b][element]};
     });
-    out[i] = from_float<T>(whole.value / whole.sum);
+    out[i] = from_float<T>(whole.value / whole.state.sum);
   }
 }
 

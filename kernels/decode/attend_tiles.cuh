@@ -3,6 +3,9 @@
 // for.
 #pragma once
 
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 #include "kernels/decode/attend.cuh"
 
 namespace decode::cuda {
@@ -15,7 +18,7 @@ struct AttendTiles {
   uint4 keys[kStages][kAttendWarps][kTileKeys * kDim / 8], values[kStages][kAttendWarps][kTileKeys * kDim / 8];
   T query[8][kDim + 8];
   float fresh_value[kDim];
-  float most[kAttendWarps + 1][kGroup], sum[kAttendWarps + 1][kGroup];  // the last: the new key
+  float max[kAttendWarps + 1][kGroup], sum[kAttendWarps + 1][kGroup];  // the last: the new key
   float value[kAttendWarps][kGroup][kDim];
   float block_max[kMaxSplits][kGroup], block_sum[kMaxSplits][kGroup];
   float block_value[kMaxSplits][kGroup * kDim];
@@ -25,7 +28,7 @@ struct AttendTiles {
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 // To the same place of another block's shared memory.
 __device__ __forceinline__ void send(float* place, int block, float v) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(shared_address_in(block, place)), "f"(v) : "memory");
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(mapa(block, place)), "f"(v) : "memory");
 }
 
 template <class T, int kDim, int kGroup, int kStages>
@@ -73,11 +76,11 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       for (int i = 0; i < kTileKeys / kApart; ++i) {
         const int r = lane_key + i * kApart, to = r * kVectors + (lane_vector ^ (r % 8));
         const bool zeros = i * kApart >= left;  // what lies there may be no number
-        start_copy(k + to, zeros ? key_at : next_key + i * kApart * a.keys.row, zeros);
-        start_copy(v + to, zeros ? value_at : next_value + i * kApart * a.values.row, zeros);
+        cp_async(k + to, zeros ? key_at : next_key + i * kApart * a.keys.row, zeros);
+        cp_async(v + to, zeros ? value_at : next_value + i * kApart * a.values.row, zeros);
       }
     }
-    commit_copies();
+    cp_async_commit();
     next_key += kPass * a.keys.row, next_value += kPass * a.values.row, left -= kPass;
   };
 #pragma unroll 1
@@ -89,8 +92,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   if (a.k_norm != nullptr) k_norm.load(static_cast<const T*>(a.k_norm), lane);
 
   // ---- prologue: the queries, normed and rotated; the new key and value, which also go into the cache
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
 
   // A warp a query head; where the new key is seen each makes it for itself. Warp 0 writes it.
   if (warp < group || (has_fresh && warp == kAttendWarps - 1)) {
@@ -116,7 +119,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
         for (int i = 0; i < kDim / 32; ++i) score += head.f[i] * key.f[i];
         score = warp_sum(score);
         if (lane == 0)
-          memory.most[kAttendWarps][warp] = score * (a.scale * kLog2e), memory.sum[kAttendWarps][warp] = 1.f;
+          memory.max[kAttendWarps][warp] = score * (a.scale * kLog2e), memory.sum[kAttendWarps][warp] = 1.f;
         if (warp == 0)
           key.store(static_cast<T*>(a.keys.data) + row * a.keys.batch + position * a.keys.row + key_head * a.keys.head,
                     lane);
@@ -124,7 +127,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     }
   }
   if (!has_fresh && threadIdx.x < kGroup)
-    memory.most[kAttendWarps][threadIdx.x] = -INFINITY, memory.sum[kAttendWarps][threadIdx.x] = 0.f;
+    memory.max[kAttendWarps][threadIdx.x] = -INFINITY, memory.sum[kAttendWarps][threadIdx.x] = 0.f;
   if (!has_fresh && threadIdx.x < kDim) memory.fresh_value[threadIdx.x] = 0.f;
 #pragma unroll 1
   for (int i = group * kDim + threadIdx.x; i < 8 * kDim; i += kAttendThreads) memory.query[i / kDim][i % kDim] = T{};
@@ -139,37 +142,37 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     query[s][0] = *reinterpret_cast<const uint32_t*>(at), query[s][1] = *reinterpret_cast<const uint32_t*>(at + 8);
   }
   const float scale = a.scale * kLog2e;
-  float most = -INFINITY, sum = 0.f, value[kTiles][4];
+  float max = -INFINITY, sum = 0.f, value[kTiles][4];
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) value[t][0] = value[t][1] = value[t][2] = value[t][3] = 0.f;
   for (int pass = 0; pass < passes; ++pass) {
     const uint4 *k = memory.keys[pass % kStages][warp], *v = memory.values[pass % kStages][warp];
-    wait_copies<kStages - 1>();
+    cp_async_wait<kStages - 1>();
     __syncwarp();
     float score[2][4] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int r = lane / 16 * 8 + lane % 8, c = 2 * s + lane / 8 % 2;
       uint32_t w[4];
-      load_matrices(w, k + r * kVectors + (c ^ (r % 8)));
+      ldmatrix_x4(w, k + r * kVectors + (c ^ (r % 8)));
       const uint32_t q[4] = {query[s][0], 0, query[s][1], 0};
-      mma_16x8<T>(score[0], q, w[0], w[1]);
-      mma_16x8<T>(score[1], q, w[2], w[3]);
+      mma_m16n8k16<T>(score[0], q, w[0], w[1]);
+      mma_m16n8k16<T>(score[1], q, w[2], w[3]);
     }
     const int64_t at = own + int64_t(pass) * kPass + lane % 4 * 2;
-    const float before = most;
+    const float before = max;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         score[j][i] = at + 8 * j + i < end ? score[j][i] * scale : -INFINITY;
-        most = fmaxf(most, score[j][i]);
+        max = fmaxf(max, score[j][i]);
       }
     }
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2));
-    if (__any_sync(kAllLanes, most != before)) {
-      const float shrink = exp2f(before - most);  // a tile has a key, so that most is a number
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 1));
+    max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, 2));
+    if (__any_sync(kAllLanes, max != before)) {
+      const float shrink = exp2f(before - max);  // a tile has a key, so that max is finite
       sum *= shrink;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -181,7 +184,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     uint32_t weight[4];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const float p0 = exp2f(score[j][0] - most), p1 = exp2f(score[j][1] - most);
+      const float p0 = exp2f(score[j][0] - max), p1 = exp2f(score[j][1] - max);
       sum += p0 + p1;
       weight[2 * j] = pack_pair<T>(p0, p1);
       const float2 high = unpack_pair<T>(weight[2 * j]);
@@ -191,9 +194,9 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     for (int t = 0; t < kTiles; t += 2) {
       const int r = lane % 16, c = t + lane / 16;
       uint32_t w[4];
-      load_matrices_transposed(w, v + r * kVectors + (c ^ (r % 8)));
-      mma_16x8<T>(value[t], weight, w[0], w[1]);
-      mma_16x8<T>(value[t + 1], weight, w[2], w[3]);
+      ldmatrix_x4_trans(w, v + r * kVectors + (c ^ (r % 8)));
+      mma_m16n8k16<T>(value[t], weight, w[0], w[1]);
+      mma_m16n8k16<T>(value[t + 1], weight, w[2], w[3]);
     }
     __syncwarp();
     ask(pass % kStages);
@@ -204,7 +207,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
   if (lane / 4 < group) {
     const int g = lane / 4;
-    if (lane % 4 == 0) memory.most[warp][g] = most, memory.sum[warp][g] = sum;
+    if (lane % 4 == 0) memory.max[warp][g] = max, memory.sum[warp][g] = sum;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t)
       *reinterpret_cast<float2*>(&memory.value[warp][g][t * 8 + lane % 4 * 2]) =
@@ -214,35 +217,35 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
 
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
   const int share = (group * kDim + splits - 1) / splits;  // numbers that a block puts together
-  if (splits > 1) wait_for_cluster();
+  if (splits > 1) cluster_wait();
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * kDim; i += kAttendThreads) {
     const int g = i / kDim, d = i % kDim;
-    const Part whole = together<kAttendWarps + 1>([&](int w) {
-      return Part{memory.most[w][g], memory.sum[w][g],
-                  w < kAttendWarps ? memory.value[w][g][d] : memory.fresh_value[d]};
+    const SoftmaxPart whole = merged<kAttendWarps + 1>([&](int w) {
+      return SoftmaxPart{{memory.max[w][g], memory.sum[w][g]},
+                         w < kAttendWarps ? memory.value[w][g][d] : memory.fresh_value[d]};
     });
     if (splits == 1) {
-      out[i] = from_float<T>(whole.value / whole.sum);
+      out[i] = from_float<T>(whole.value / whole.state.sum);
       continue;
     }
     send(&memory.block_value[split][i % share], i / share, whole.value);
     if (d >= splits) continue;
-    send(&memory.block_max[split][g], d, whole.most);
-    send(&memory.block_sum[split][g], d, whole.sum);
+    send(&memory.block_max[split][g], d, whole.state.max);
+    send(&memory.block_sum[split][g], d, whole.state.sum);
   }
   if (splits == 1) return;
-  cluster_barrier();
+  cluster_sync();
 #pragma unroll 1
   for (int i = split * share + threadIdx.x; i < min((split + 1) * share, group * kDim); i += kAttendThreads) {
     const int g = i / kDim;
     const int last_split = splits - 1;
-    const Part whole = together<kMaxSplits>([&](int block) {
+    const SoftmaxPart whole = merged<kMaxSplits>([&](int block) {
       const int b = min(block, last_split);
-      const float most = memory.block_max[b][g];
-      return Part{block < splits ? most : -INFINITY, memory.block_sum[b][g], memory.block_value[b][i % share]};
+      const float max = memory.block_max[b][g];
+      return SoftmaxPart{{block < splits ? max : -INFINITY, memory.block_sum[b][g]}, memory.block_value[b][i % share]};
     });
-    out[i] = from_float<T>(whole.value / whole.sum);
+    out[i] = from_float<T>(whole.value / whole.state.sum);
   }
 }
 

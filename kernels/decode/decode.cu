@@ -1,6 +1,6 @@
 // A decoder layer's step on a GPU: five launches, with packed weights up to seven; and the launch that a step begins
 // with.
-#include "kernels/common/gpu/few_rows.cuh"
+#include "kernels/common/gpu/gemv/few_rows.cuh"
 #include "kernels/decode/attend.cuh"
 #include "kernels/decode/attend_tiles.cuh"
 #include "kernels/decode/decode_cuda.h"
@@ -55,8 +55,8 @@ __device__ __forceinline__ void copy_row(void* to, const void* from, int64_t byt
 __global__ void __launch_bounds__(kInputThreads) inputs_kernel(const Inputs a) {
   const int64_t row = blockIdx.x;
   const bool is_row = row < a.rows;
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const int64_t at = is_row ? a.ids[row] : *a.length;
   if (at < 0 || at >= (is_row ? a.known : a.places)) __trap();
   if (is_row)
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(32 * kHeadWarps) heads_kernel(const __grid_con
   if (row >= a.rows) return;
   const int head = int(at - row * all), key_head = head - int(a.heads);
   const bool is_query = key_head < 0, is_key = !is_query && key_head < int(a.kv_heads);
-  wait_for_launch_before();
+  grid_dependency_wait();
   const int64_t position = a.position[row * a.position_stride];
   if (position < 0 || position >= a.capacity) __trap();
   const auto kept = [&](const CacheRows& c, int which) {

@@ -2,8 +2,8 @@
 // device, each set up while the one before it runs; errors are thrown.
 #pragma once
 
+#include "kernels/common/gpu/gemv/packed_rows.h"
 #include "kernels/common/gpu/launch.h"
-#include "kernels/common/gpu/packed_rows.h"
 #include "kernels/decode/decode.h"
 
 namespace decode::cuda {

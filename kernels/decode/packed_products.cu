@@ -1,4 +1,4 @@
-#include "kernels/common/gpu/packed_rows.cuh"
+#include "kernels/common/gpu/gemv/packed_rows.cuh"
 #include "kernels/decode/decode_cuda.h"
 
 namespace decode::cuda {

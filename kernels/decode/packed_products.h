@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/gpu/packed_rows.h"
+#include "kernels/common/gpu/gemv/packed_rows.h"
 #include "kernels/decode/decode.h"
 
 namespace decode::cuda {

@@ -1,7 +1,7 @@
 // The products of a layer on a GPU, and how many rows they take. Host alone: no GPU is needed to ask.
 #pragma once
 
-#include "kernels/common/gpu/few_rows.h"
+#include "kernels/common/gpu/gemv/few_rows.h"
 #include "kernels/decode/decode.h"
 
 namespace decode::cuda {

@@ -1,9 +1,9 @@
 // Dynamic tanh on a GPU: a thread keeps its columns' gamma, beta and sums in registers and goes down the rows.
 #include <algorithm>
 
-#include "kernels/common/gpu/copy_behind.cuh"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/tile/copy_async.cuh"
 #include "kernels/dyt/dyt_cuda.h"
 
 namespace dyt::cuda {
@@ -24,9 +24,8 @@ __device__ __forceinline__ float tanh_of(float x) {
   if constexpr (sizeof(T) == 4) {
     return tanhf(x);
   } else {
-    float e;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(x * 2.88539008f));  // 2 log2(e)
-    const float far = 1.f - 2.f * reciprocal(e + 1.f), s = x * x;
+    const float e = exp2_approx(x * 2.88539008f);  // 2 log2(e)
+    const float far = 1.f - 2.f * rcp_approx(e + 1.f), s = x * x;
     const float near = x + x * s * (-1.f / 3.f + s * (2.f / 15.f - s * (17.f / 315.f)));
     return fabsf(x) < 0.25f ? near : far;
   }
@@ -36,11 +35,7 @@ __device__ __forceinline__ float tanh_of(float x) {
 template <class T>
 __device__ __forceinline__ float forward_tanh(float x) {
 #if __CUDA_ARCH__ >= 750
-  if constexpr (std::is_same_v<T, BFloat16>) {
-    float t;
-    asm("tanh.approx.f32 %0, %1;" : "=f"(t) : "f"(x));
-    return t;
-  }
+  if constexpr (std::is_same_v<T, BFloat16>) return tanh_approx(x);
 #endif
   return tanh_of<T>(x);
 }
@@ -80,7 +75,7 @@ __device__ __forceinline__ float number(const Parameter& p) {
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks) dyt_forward(const Forward a, int lanes) {
   const Place<N> p(a.cols, lanes);
-  wait_for_launch_before();
+  grid_dependency_wait();
   if (!p.has) return;
   const float alpha = number(a.alpha);
   float gamma[N], beta[N];
@@ -97,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks) dyt_forward(const Fo
       if constexpr (N == 1)
         some[r] = load<1>(x + row * a.x_stride);
       else
-        some[r] = load_kept<N>(x + row * a.x_stride);
+        some[r] = load_evict_last<N>(x + row * a.x_stride);
     }
 #pragma unroll
     for (int r = 0; r < kForwardRows; ++r) {
@@ -129,7 +124,7 @@ class RowsAhead {
     if constexpr (N == 1) {
       x[0] = to_float(x_[row * a_.x_stride]), dy[0] = to_float(dy_[row * a_.dy_stride]);
     } else {
-      wait_for_all_but<kRingDepth - 2>();
+      copy_async_wait<kRingDepth - 2>();
       send(row + (kRingDepth - 1) * p_.step, (slot_ + kRingDepth - 1) % kRingDepth);
       get(0, x);
       get(1, dy);
@@ -143,10 +138,10 @@ class RowsAhead {
   }
   __device__ __forceinline__ void send(int64_t row, int slot) {
     if (p_.has && row < a_.rows) {
-      copy_behind(place(slot, 0), x_ + row * a_.x_stride);
-      copy_behind(place(slot, 1), dy_ + row * a_.dy_stride);
+      copy_async(place(slot, 0), x_ + row * a_.x_stride);
+      copy_async(place(slot, 1), dy_ + row * a_.dy_stride);
     }
-    end_of_copies();
+    copy_async_commit();
   }
   __device__ __forceinline__ void get(int tensor, float (&f)[N]) const {
     const uint4 v = *place(slot_, tensor);
@@ -167,8 +162,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks) dyt_backward(const 
   extern __shared__ uint4 ring[];  // then the sums of a block's rows at once: [2 N][threads]
   RowSum<1> sum_of(memory, int(blockDim.x));
   const Place<N> p(a.cols, lanes);
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   RowsAhead<T, N> rows(a, p, ring);
   const float alpha = number(a.alpha);
   float gamma[N], gammas[N] = {}, betas[N] = {}, alphas[1] = {0.f};
@@ -192,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks) dyt_backward(const 
   const int groups = int(blockDim.x) / lanes;
   if (groups > 1) {
     auto* others = reinterpret_cast<float*>(ring);
-    wait_for_all_but<0>();
+    copy_async_wait<0>();
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < N; ++i) {
@@ -232,7 +227,7 @@ __global__ void __launch_bounds__(kSumThreads)
   __shared__ float of_warps[kWarps][kSumColumns];
   const int thread = int(threadIdx.x), warp = thread / 32, in_warp = thread % 32;
   const int64_t per_tensor = (a.cols + kSumColumns - 1) / kSumColumns;
-  wait_for_launch_before();
+  grid_dependency_wait();
   if (blockIdx.x == 2 * per_tensor) {
     float total = 0.f;
     for (int64_t k = thread; k < alphas; k += kSumThreads) total += a.partial_alpha[k];

@@ -1,8 +1,8 @@
 // Where the largest number of a row stands. A vocabulary's row is a megabyte at most, and time to begin is all that
 // counts: a cluster of blocks reads it at once.
-#include "kernels/common/gpu/cluster.cuh"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/ptx/cluster.cuh"
 #include "kernels/linear/linear_cuda.h"
 
 namespace linear::cuda {
@@ -30,19 +30,19 @@ template <class T, int N>
 __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
   __shared__ Key of_warps[kWarps];
   __shared__ Key of_blocks[kBlocks];  // in the first one
-  __shared__ Barrier received;
+  __shared__ Mbarrier received;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const uint32_t rank = rank_in_cluster();
+  const uint32_t rank = cluster_ctarank();
   const int64_t row = blockIdx.x / kBlocks, whole = a.cols / N * N;
   const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
   if (threadIdx.x == 0) {  // keys come to the first block alone
     received.init(1);
-    publish_barriers();
-    received.arrive_expecting(rank == 0 ? sizeof(of_blocks) : 0);
+    fence_mbarrier_init();
+    received.arrive_expect_tx(rank == 0 ? sizeof(of_blocks) : 0);
   }
-  cluster_begins();
-  wait_for_launch_before();
-  next_launch_may_begin();
+  cluster_arrive_relaxed();
+  grid_dependency_wait();
+  launch_dependents();
   const int64_t said = a.said == nullptr ? 0 : *a.at * (gridDim.x / kBlocks) + row;
   Key best = 0;
   const auto look = [&](auto many, int64_t at) {
@@ -58,11 +58,12 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
 
   best = of_warp(best);
   if (lane == 0) of_warps[warp] = best;
-  wait_for_cluster();
+  cluster_wait();
   __syncthreads();
   if (warp == 0) {
     best = of_warp(lane < kWarps ? of_warps[lane] : 0);
-    if (lane == 0) store_to(0, of_blocks[rank], best, received);  // a barrier of the cluster would wait for memory
+    if (lane == 0)
+      st_async_cluster(0, of_blocks[rank], best, received);  // a barrier of the cluster would wait for memory
     if (rank > 0) return;
     received.wait(0);
     best = of_warp(lane < kBlocks ? of_blocks[lane] : 0);

@@ -1,5 +1,5 @@
 // Matrix times few vectors on a GPU.
-#include "kernels/common/gpu/few_rows.cuh"
+#include "kernels/common/gpu/gemv/few_rows.cuh"
 #include "kernels/linear/linear_cuda.h"
 
 namespace linear::cuda {

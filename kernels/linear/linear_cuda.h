@@ -2,9 +2,9 @@
 // thrown.
 #pragma once
 
-#include "kernels/common/gpu/few_rows.h"
+#include "kernels/common/gpu/gemv/few_rows.h"
+#include "kernels/common/gpu/gemv/packed_rows.h"
 #include "kernels/common/gpu/launch.h"
-#include "kernels/common/gpu/packed_rows.h"
 #include "kernels/common/packing.h"
 #include "kernels/linear/sample.h"
 

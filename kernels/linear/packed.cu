@@ -6,8 +6,8 @@
 // are integers, exact in 16 bits, and each group's sums are multiplied by the group's scale in float32. So the weights
 // are not rounded. What is to be subtracted, a group's minimum times the sum of its x, comes of a product with ones.
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mma.cuh"
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/packed_codes.cuh"
 
@@ -38,17 +38,17 @@ struct Ring16 {
 
 template <int kTiles>
 struct PackedMemory {
-  Barrier full[kMaxStages], free[kMaxStages];
+  Mbarrier full[kMaxStages], free[kMaxStages];
   float sums[2][kConsumers][8 * kTiles][kOutputs];  // of every other 16 outputs
 };
 
 template <Packing P>
-__device__ __forceinline__ void fetch(const PackedRows& a, uint8_t* ring, Barrier* full, Barrier* free) {
+__device__ __forceinline__ void fetch(const PackedRows& a, uint8_t* ring, Mbarrier* full, Mbarrier* free) {
   using R = Ring16<P>;
   using L = Layout<P>;
   const int lane = threadIdx.x % 32, row_bytes = a.in / L::kWeights * L::kBytes;
   const bool whole = (reinterpret_cast<uintptr_t>(a.w) | uint64_t(a.w_stride) | uint64_t(row_bytes)) % 16 == 0;
-  Ring<R::kStages> at;
+  PipelineState<R::kStages> at;
   for (int64_t first = int64_t{blockIdx.x} * kOutputs; first < a.out; first += int64_t{gridDim.x} * kOutputs) {
     const int rows = int(a.out - first < kOutputs ? a.out - first : kOutputs);
     for (int begin = 0; begin < row_bytes; begin += R::kRow, at.next()) {
@@ -57,9 +57,9 @@ __device__ __forceinline__ void fetch(const PackedRows& a, uint8_t* ring, Barrie
       const uint8_t* from = a.w + first * a.w_stride + begin;
       free[at.index].wait(at.parity ^ 1);
       if (whole) {
-        if (lane == 0) full[at.index].arrive_expecting(uint32_t(rows * bytes));
+        if (lane == 0) full[at.index].arrive_expect_tx(uint32_t(rows * bytes));
         __syncwarp();
-        if (lane < rows) load_bytes(to + lane * R::kPitch, from + lane * a.w_stride, uint32_t(bytes), full[at.index]);
+        if (lane < rows) bulk_load(to + lane * R::kPitch, from + lane * a.w_stride, uint32_t(bytes), full[at.index]);
       } else {
         for (int row = 0; row < rows; ++row) copy_halves(to + row * R::kPitch, from + row * a.w_stride, bytes, lane);
         __syncwarp();
@@ -90,7 +90,7 @@ __device__ __forceinline__ void multiply_piece(const SharedRow (&rows)[2], const
   constexpr bool kBlocksOf256 = L::kWeights == 256, kTwoScales = P == Packing::kQ6_K;
   constexpr int kGroups = L::kWeights / 32;
   constexpr uint32_t kOne = std::is_same_v<T, BFloat16> ? 0x3f803f80u : 0x3c003c00u;
-  constexpr auto mma = mma_16x8<T>;
+  constexpr auto mma = mma_m16n8k16<T>;
   const int lane = threadIdx.x % 32, part = lane % 4;
   GroupScale known[2][2];  // of the groups 2 * part and the next of a block of 256, which the others read
   if constexpr (kBlocksOf256 && !kTwoScales) {
@@ -150,7 +150,7 @@ __device__ __forceinline__ void multiply(const PackedRows& a, const uint8_t* rin
   const int begin_of_piece = kPieceBytes * warp + lane / 4 * R::kPitch;
   const uint32_t shift = kPieceBytes % 4 == 0 ? 0 : uint32_t(begin_of_piece % 4) * 8;
   const ThreadRows<T, kTiles> x(a);
-  Ring<R::kStages> at;
+  PipelineState<R::kStages> at;
   int turn = 0;
   for (int64_t first = int64_t{blockIdx.x} * kOutputs; first < a.out; first += int64_t{gridDim.x} * kOutputs) {
     float sums[kTiles][4] = {};
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 ? Ring16<P>::kBlocks : 2
   __shared__ PackedMemory<kTiles> memory;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Ring16<P>::kStages; ++i) memory.full[i].init(1), memory.free[i].init(kConsumers);
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncthreads();
   launch_dependents();

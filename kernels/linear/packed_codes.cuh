@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
-#include "kernels/common/gpu/e4m3.cuh"
+#include "kernels/common/gpu/tile/e4m3.cuh"
 #include "kernels/common/packing.h"
 
 namespace linear::cuda {

@@ -1,6 +1,6 @@
 // Products of up to 4 rows with weights in ggml's blocks (common/gpu/packed_rows.cuh), and whether the device has what
 // kernels with such weights need.
-#include "kernels/common/gpu/packed_rows.cuh"
+#include "kernels/common/gpu/gemv/packed_rows.cuh"
 #include "kernels/linear/linear_cuda.h"
 
 namespace linear::cuda {

@@ -9,10 +9,11 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tensor_map.h"
-#include "kernels/common/gpu/tma.cuh"
-#include "kernels/common/gpu/warpgroup.cuh"
-#include "kernels/common/gpu/wgmma.cuh"
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/tensor_map.h"
+#include "kernels/common/gpu/ptx/tma.cuh"
+#include "kernels/common/gpu/ptx/wgmma.cuh"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/packed_codes.cuh"
 
@@ -56,7 +57,7 @@ struct Memory {
   uint8_t panels[kPanels][kPanelBytes];
   uint8_t weights[kStages][kStageBytes];
   float sums[N / 2][kWarpgroup];  // of the second warpgroup, where they share the columns
-  Barrier full[kStages], free[kStages], x_full[kPanels], x_free[kPanels];
+  Mbarrier full[kStages], free[kStages], x_full[kPanels], x_free[kPanels];
 };
 
 struct Arguments {
@@ -82,17 +83,17 @@ __device__ __forceinline__ void fetch_weights(const Arguments& a, Memory<P, N>& 
   using M = Memory<P, N>;
   const int lane = threadIdx.x % 32, row_bytes = a.in / Layout<P>::kWeights * Layout<P>::kBytes;
   const Outputs outputs(a);
-  Ring<M::kStages> at;
+  PipelineState<M::kStages> at;
   for (int64_t first = outputs.begin; first < outputs.end; first += kOutputs) {
     const int rows = int(min(outputs.end - first, int64_t{kOutputs}));
     for (int begin = 0; begin < row_bytes; begin += M::kRow, at.next()) {
       const int bytes = min(row_bytes - begin, M::kRow);
       m.free[at.index].wait(at.parity ^ 1);
-      if (lane == 0) m.full[at.index].arrive_expecting(uint32_t(rows * bytes));
+      if (lane == 0) m.full[at.index].arrive_expect_tx(uint32_t(rows * bytes));
       __syncwarp();
       for (int row = lane; row < rows; row += 32)
-        load_bytes(m.weights[at.index] + row * M::kPitch, a.w + (first + row) * a.w_stride + begin, uint32_t(bytes),
-                   m.full[at.index]);
+        bulk_load(m.weights[at.index] + row * M::kPitch, a.w + (first + row) * a.w_stride + begin, uint32_t(bytes),
+                  m.full[at.index]);
     }
   }
 }
@@ -101,12 +102,12 @@ __device__ __forceinline__ void fetch_weights(const Arguments& a, Memory<P, N>& 
 template <Packing P, int N>
 __device__ __forceinline__ void fetch_x(const Arguments& a, Memory<P, N>& m) {
   const Outputs outputs(a);
-  Ring<kPanels> at;
+  PipelineState<kPanels> at;
   for (int64_t first = outputs.begin; first < outputs.end; first += kOutputs) {
     for (int column = 0; column < a.in; column += kPanel, at.next()) {
       m.x_free[at.index].wait(at.parity ^ 1);
-      m.x_full[at.index].arrive_expecting(Memory<P, N>::kPanelBytes);
-      load_box(m.panels[at.index], a.x, m.x_full[at.index], column, 0, 0, 0);
+      m.x_full[at.index].arrive_expect_tx(Memory<P, N>::kPanelBytes);
+      tma_load(m.panels[at.index], a.x, m.x_full[at.index], column, 0, 0, 0);
     }
   }
 }
@@ -129,7 +130,7 @@ class Consumer {
 
   __device__ __forceinline__ void run() {
     const Outputs outputs(a_);
-    Ring<M::kStages> stage;
+    PipelineState<M::kStages> stage;
     uint32_t panel = 0;  // how many panels there were
     for (int64_t first = outputs.begin; first < outputs.end; first += kOutputs) {
 #pragma unroll
@@ -174,7 +175,7 @@ class Consumer {
     const uint32_t first = panel + uint32_t(piece * G::kPanelsOf);
 #pragma unroll
     for (int p = 0; p < G::kPanelsOf; ++p) m_.x_full[(first + p) % kPanels].wait((first + p) / kPanels & 1);
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int p = 0; p < G::kPanelsOf; ++p) {
       const Operand x = operand_by_rows(m_.panels[(first + p) % kPanels]);
@@ -182,17 +183,17 @@ class Consumer {
       for (int i = 0; i < kPanel / 16; ++i) {
         const int k = p * (kPanel / 16) + i, set = G::kSets == 1 ? 0 : k / 2;
         const bool add = G::kSets == 1 ? k > 0 : k % 2 > 0;
-        multiply<T, N, false>(made[set], now.a[k], moved(x, 32 * i), add);
-        if constexpr (G::kMinimum) multiply<T, N, false>(of_x[set], ones(), moved(x, 32 * i), add);
+        wgmma<T, N, false>(made[set], now.a[k], moved(x, 32 * i), add);
+        if constexpr (G::kMinimum) wgmma<T, N, false>(of_x[set], ones(), moved(x, 32 * i), add);
       }
     }
-    commit_products();
+    wgmma_commit();
     if (piece + step < pieces) decode(rows, piece + step, columns, next);
-    wait_products<0>();
+    wgmma_wait<0>();
 #pragma unroll
     for (int set = 0; set < G::kSets; ++set) {
-      settle(made[set]);
-      if constexpr (G::kMinimum) settle(of_x[set]);
+      wgmma_fence_operand(made[set]);
+      if constexpr (G::kMinimum) wgmma_fence_operand(of_x[set]);
     }
     if (lane_ == 0) {
 #pragma unroll
@@ -302,8 +303,8 @@ __global__ void __launch_bounds__(kThreads, 1) packed_tiles_kernel(const __grid_
     const int readers = a.per_block <= kPerWarpgroup ? kConsumerWarps / 2 : kConsumerWarps;
     for (int i = 0; i < Memory<P, N>::kStages; ++i) m.full[i].init(1), m.free[i].init(kConsumerWarps);
     for (int i = 0; i < kPanels; ++i) m.x_full[i].init(1), m.x_free[i].init(readers);
-    publish_barriers();
-    prefetch(a.x);
+    fence_mbarrier_init();
+    prefetch_tensormap(a.x);
   }
   __syncthreads();
   launch_dependents();

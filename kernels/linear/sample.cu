@@ -3,9 +3,9 @@
 // walk over shared memory and a barrier of the cluster. Of 16-bit logits there are six rounds.
 #include <cmath>
 
-#include "kernels/common/gpu/cluster.cuh"
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/ptx/cluster.cuh"
 #include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/sample.h"
 
@@ -80,7 +80,7 @@ __device__ __forceinline__ Sum inclusive_scan(Sum v) {
 // written again only after the barrier that follows its last read.
 class Row {
  public:
-  explicit __device__ Row(Memory& memory) : memory_(memory), rank_(rank_in_cluster()) {}
+  explicit __device__ Row(Memory& memory) : memory_(memory), rank_(cluster_ctarank()) {}
 
   template <class Op>
   __device__ Sum reduce(Sum v, Op op) {
@@ -104,10 +104,10 @@ class Row {
   __device__ void gather(Sum equal, Sum above) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (lane < kBlocks) {
-      store_to(lane, memory_.equal[rank_ * kWarps + warp], equal);
-      store_to(lane, memory_.above[rank_ * kWarps + warp], above);
+      st_shared_cluster(lane, memory_.equal[rank_ * kWarps + warp], equal);
+      st_shared_cluster(lane, memory_.above[rank_ * kWarps + warp], above);
     }
-    cluster_barrier();
+    cluster_sync();
   }
 
  private:
@@ -120,9 +120,9 @@ class Row {
       Sum all = memory_.of_warps[n][0];
 #pragma unroll
       for (int w = 1; w < kWarps; ++w) all = op(all, memory_.of_warps[n][w]);
-      store_to(threadIdx.x % kBlocks, memory_.of_blocks[buffer_][n][rank_], all);
+      st_shared_cluster(threadIdx.x % kBlocks, memory_.of_blocks[buffer_][n][rank_], all);
     }
-    cluster_barrier();
+    cluster_sync();
   }
   template <class Op>
   __device__ Sum of_cluster(int n, Op op) const {
@@ -267,19 +267,19 @@ __global__ void __launch_bounds__(kThreads, 2) sample_kernel(const Sample a, con
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t row_index = blockIdx.x / kBlocks;
   Row row(memory);
-  cluster_begins();
+  cluster_arrive_relaxed();
   grid_dependency_wait();
   launch_dependents();
   const double* s = a.settings + row_index * kSettings;
   const float scale = float(s[kScale]);
   const double top_k = s[kTopK], top_p = s[kTopP];
-  const int row_warp = int(rank_in_cluster()) * kWarps + warp;
+  const int row_warp = int(cluster_ctarank()) * kWarps + warp;
   const int64_t begin = min(a.cols, int64_t{row_warp} * warp_ids);
   const int count = int(min(a.cols - begin, int64_t{warp_ids}));
   const Logits<T, N> logits{static_cast<const T*>(a.x) + row_index * a.x_stride + begin,
                             reinterpret_cast<typename Key<T>::Bits*>(shared) + warp * kept, count, min(kept, count)};
   const Sum own_best = logits.load();
-  wait_for_cluster();
+  cluster_wait();
   const auto high = uint32_t(row.reduce(own_best, Max()));
   const auto score_of = [&](uint32_t key) { return __fmul_rn(Key<T>::value(key), scale); };
   const float best = score_of(high);

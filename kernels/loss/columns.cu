@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(kThreads, 2) column_sums(const LossRows a, int
   }
 #pragma unroll
   for (int i = 0; i < N; ++i) {
-    memory[0][warp][i][lane] = mine[i].top;
-    memory[1][warp][i][lane] = mine[i].total;
-    memory[2][warp][i][lane] = mine[i].sum;
+    memory[0][warp][i][lane] = mine[i].max;
+    memory[1][warp][i][lane] = mine[i].sum;
+    memory[2][warp][i][lane] = mine[i].weighted;
   }
   __syncthreads();
   if (warp >= N) return;
@@ -85,9 +85,9 @@ __global__ void __launch_bounds__(kThreads, 2) column_sums(const LossRows a, int
   for (int w = 0; w < kWarps; ++w)
     all.join(memory[0][w][warp][lane], memory[1][w][warp][lane], memory[2][w][warp][lane]);
   float* out = parts + int64_t{blockIdx.y} * 3 * a.rows + int64_t{blockIdx.x} * kRows<T> + lane * N + warp;
-  out[0] = all.top;
-  out[a.rows] = all.total;
-  out[2 * a.rows] = all.sum;
+  out[0] = all.max;
+  out[a.rows] = all.sum;
+  out[2 * a.rows] = all.weighted;
 }
 
 // A thread a row: share after share.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/gpu/activations.cuh"
-#include "kernels/common/gpu/softmax_state.cuh"
+#include "kernels/common/gpu/reduce/softmax_state.cuh"
 #include "kernels/loss/loss.h"
 
 namespace loss::gpu {
@@ -46,25 +46,26 @@ __device__ __forceinline__ float pivot_of(Cap cap, float zt) {
 }
 
 // The state of u, and what smoothing needs.
-struct Online : SoftmaxState {
-  float sum = 0.f;  // of w (u - pivot), where labels are smoothed
+struct Online : SoftmaxState<> {
+  float weighted = 0.f;  // of w (u - pivot), where labels are smoothed
 
-  __device__ __forceinline__ Lse lse() const { return {top, logf(total)}; }
+  __device__ __forceinline__ Lse lse() const { return {max, logf(sum)}; }
 
   // Those of others.
-  __device__ __forceinline__ void join(float other_top, float other_total, float other_sum) {
-    raise<false>(other_top);
-    total += other_total * expf(other_top - finite_or_zero(top));
-    sum += other_sum;
+  __device__ __forceinline__ void join(float other_max, float other_sum, float other_weighted) {
+    raise<false>(other_max);
+    sum += other_sum * expf(other_max - finite_or_zero(max));
+    weighted += other_weighted;
   }
-  template <bool kCoarse, int N>  // none of them above top
+  template <bool kCoarse, int N>  // none of them above max
   __device__ __forceinline__ void add(const float (&u)[N], bool smoothed, float pivot) {
-    SoftmaxState::add<kCoarse>(u);
+    SoftmaxState<>::add<kCoarse>(u);
     if (!smoothed) return;
     float near = 0.f;
 #pragma unroll
     for (int i = 0; i < N; ++i) near += kCoarse ? u[i] : u[i] - pivot;
-    sum += kCoarse ? __fmaf_rn(-float(N), pivot, near) : near;  // 16-bit values of one size add up without rounding
+    weighted +=
+        kCoarse ? __fmaf_rn(-float(N), pivot, near) : near;  // 16-bit values of one size add up without rounding
   }
 };
 
@@ -96,7 +97,7 @@ __device__ __forceinline__ float loss_of(const LossRows& a, Cap cap, const Onlin
   const Lse lse = sums.lse();
   float loss = parts.target * ((lse.max - cap.u(zt)) + lse.log_sum) + a.z_loss * lse.value() * lse.value();
   if (eps != 0.f) {
-    const float mean = parts.mean * (lse.max - pivot_of(cap, zt)) - sums.sum / float(a.vocab);
+    const float mean = parts.mean * (lse.max - pivot_of(cap, zt)) - sums.weighted / float(a.vocab);
     loss += eps * (mean + parts.mean * lse.log_sum);
   }
   return token_scale(a, cap, zt, lse) * loss;
@@ -111,7 +112,7 @@ struct Gradient {
   __device__ __forceinline__ float operator()(Cap cap, float z, bool is_target, float shift) const {
     constexpr float kLog2 = 1.44269504f;
     const float u = cap.u(z), down = u - lse.max;
-    const float p = kCoarse ? exp2_coarse(__fmaf_rn(down, kLog2, -kLog2 * lse.log_sum)) : expf(down - lse.log_sum);
+    const float p = kCoarse ? exp2_approx(__fmaf_rn(down, kLog2, -kLog2 * lse.log_sum)) : expf(down - lse.log_sum);
     const float d = weight * p - shift;
     return (is_target ? d - target : d) * cap.slope(u);
   }

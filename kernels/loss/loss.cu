@@ -5,6 +5,7 @@
 #include <cassert>
 
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/reduce/max.cuh"
 #include "kernels/loss/formulas.cuh"
 #include "kernels/loss/loss_cuda.h"
 
@@ -22,31 +23,31 @@ constexpr int kLossThreads = 256, kKeptBytes = 64 << 10, kBlocksPerSm = 2;
 constexpr int kOneBlock = 1024, kWalkThreads = 256;
 
 struct RowMemory {
-  float top[2][32], total[2][32], sum[2][32];
+  float max[2][32], sum[2][32], weighted[2][32];
 };
 
-// The block's numbers together, the same bits in every thread. `turn` alternates: one barrier a row.
-__device__ __forceinline__ Online together(Online mine, RowMemory& memory, int turn) {
+// The states of a block's threads as one, the same bits in every thread. `turn` alternates: one barrier a row.
+__device__ __forceinline__ Online merged(Online mine, RowMemory& memory, int turn) {
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, warps = int(blockDim.x) / 32;
   const auto of_warp = [](Online o) {
-    const float top = warp_max(o.top);
-    o.total = warp_sum(o.total * expf(o.top - finite_or_zero(top)));
-    o.sum = warp_sum(o.sum);
-    o.top = top;
+    const float max = warp_max(o.max);
+    o.sum = warp_sum(o.sum * o.weight_at(max));
+    o.weighted = warp_sum(o.weighted);
+    o.max = max;
     return o;
   };
   mine = of_warp(mine);
   if (lane == 0) {
-    memory.top[turn][warp] = mine.top;
-    memory.total[turn][warp] = mine.total;
+    memory.max[turn][warp] = mine.max;
     memory.sum[turn][warp] = mine.sum;
+    memory.weighted[turn][warp] = mine.weighted;
   }
   __syncthreads();
   Online all;
   if (lane < warps) {
-    all.top = memory.top[turn][lane];
-    all.total = memory.total[turn][lane];
+    all.max = memory.max[turn][lane];
     all.sum = memory.sum[turn][lane];
+    all.weighted = memory.weighted[turn][lane];
   }
   return of_warp(all);
 }
@@ -89,7 +90,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
       if constexpr (N > 1) {
         if (v < keep) kept[v] = make_uint4(p[k].w[0], p[k].w[1], p[k].w[2], p[k].w[3]);
       }
-      highest = fmaxf(highest, highest_of(p[k]));
+      highest = fmaxf(highest, max_of(p[k]));
     }
     mine.raise<kCoarse>(cap.u(highest));  // u grows with z
 #pragma unroll
@@ -100,7 +101,7 @@ __device__ __forceinline__ Online sums_of(const LossRows& a, Cap cap, const T* z
 #pragma unroll
       for (int i = 0; i < N; ++i) u[i] = cap.u(u[i]);
       mine.add<kCoarse>(u, smoothed, pivot);
-      if constexpr (kWeighted) mine.sum += a.class_weight[r.col(first + int64_t{k} * blockDim.x)] * (u[0] - pivot);
+      if constexpr (kWeighted) mine.weighted += a.class_weight[r.col(first + int64_t{k} * blockDim.x)] * (u[0] - pivot);
     }
   }
   if constexpr (N > 1) {
@@ -131,7 +132,7 @@ __device__ __forceinline__ void gradients(const LossRows& a, const Gradient& g, 
           continue;
         }
       }
-      p[k] = kAgain ? load_last<N>(z + r.col(v)) : load<N>(z + r.col(v));
+      p[k] = kAgain ? load_streaming<N>(z + r.col(v)) : load<N>(z + r.col(v));
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
@@ -150,7 +151,7 @@ __device__ __forceinline__ void gradients(const LossRows& a, const Gradient& g, 
         for (int i = 0; i < N; ++i) f[i] = g.template operator()<kCoarse>(cap, f[i], false, shift);
       }
       if constexpr (kAgain)
-        store_past(dz + r.col(v), pack<T>(f));
+        store_streaming(dz + r.col(v), pack<T>(f));
       else
         store_floats<N>(dz + r.col(v), f);
     }
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kMaxThreads) loss_rows(const LossRows a, const
     // z may be dz: read before a barrier, written after it
     if (!a.lse_known || a.token_scaling) zt = known ? to_float(z[t]) : NAN;
     if (!a.lse_known) {
-      const Online sums = together(sums_of<kWeighted>(a, cap, z, r, pivot_of(cap, zt), kept, keep), memory, turn);
+      const Online sums = merged(sums_of<kWeighted>(a, cap, z, r, pivot_of(cap, zt), kept, keep), memory, turn);
       turn ^= 1;
       lse = sums.lse();
       if (threadIdx.x == 0) {

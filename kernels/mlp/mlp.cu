@@ -1,5 +1,5 @@
 // Gated activations on a GPU.
-#include "kernels/common/gpu/gated.cuh"
+#include "kernels/common/gpu/tile/gated.cuh"
 #include "kernels/mlp/mlp_cuda.h"
 
 namespace mlp::cuda {

@@ -8,7 +8,8 @@
 // the left operand of mma, up to 8 rows the right one, and a thread's eight neighbours along a sum are two steps of it.
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 #include "kernels/moe/decode_arguments.cuh"
 
 namespace moe::cuda {
@@ -94,11 +95,11 @@ __device__ __forceinline__ void stream(WarpRing<T>& ring, const T* weights, int 
         const int r = 2 * (i % 4) + half;  // of 8
         const bool zeros = k >= in || r + (i >= 4 && rows.both ? 8 : 0) >= rows.left;
         const T* source = weights + (i < 4 ? rows.low : rows.high) + int64_t{r} * rows.step * in + k;
-        start_copy(&ring.w[to][2 * i + half][piece], zeros ? weights : source, zeros);
+        cp_async(&ring.w[to][2 * i + half][piece], zeros ? weights : source, zeros);
       }
       if ((ahead_k += kStretch) >= in) ahead_k = 0, ahead.next();
     }
-    commit_copies();
+    cp_async_commit();
     if (++to == kStages) to = 0;
   };
 #pragma unroll
@@ -114,21 +115,21 @@ __device__ __forceinline__ void stream(WarpRing<T>& ring, const T* weights, int 
         const int k = k0 + 32 * i + quarter;
         v[i] = x != nullptr && k < in ? *reinterpret_cast<const uint4*>(x + k) : make_uint4(0, 0, 0, 0);
       }
-      wait_copies<kStages - 2>();
+      cp_async_wait<kStages - 2>();
       __syncwarp();  // all lanes' copies are there, and the stage before is read
       copy_next();
 #pragma unroll
       for (int i = 0; i < kStretch / 32; ++i) {
         const uint4 low = *reinterpret_cast<const uint4*>(&ring.w[at][row][32 * i + quarter]);
         const uint4 high = *reinterpret_cast<const uint4*>(&ring.w[at][row + 8][32 * i + quarter]);
-        mma_16x8<T>(sums, {low.x, high.x, low.y, high.y}, v[i].x, v[i].y);
-        mma_16x8<T>(sums, {low.z, high.z, low.w, high.w}, v[i].z, v[i].w);
+        mma_m16n8k16<T>(sums, {low.x, high.x, low.y, high.y}, v[i].x, v[i].y);
+        mma_m16n8k16<T>(sums, {low.z, high.z, low.w, high.w}, v[i].z, v[i].w);
       }
       if (++at == kStages) at = 0;
     }
     fn(walk, sums);
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
 }
 
 // A warp's units of the first product: columns of the activation of each expert that is hit, 8 with a gate and else 16.
@@ -170,8 +171,8 @@ __global__ void __launch_bounds__(32 * kUpWarps) decode_up(const Arguments a) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // decode_takes refuses older ones
   extern __shared__ __align__(16) uint8_t raw[];
   __shared__ Routing routing;
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   routing.find(a);
   const int lane = threadIdx.x % 32;
   stream<T>(
@@ -261,7 +262,7 @@ __global__ void __launch_bounds__(32 * kDownWarps) decode_down(const Arguments a
         const int assignment = bit_of(u.rows, 8 * u.group + row);
         return assignment < 0 ? nullptr : static_cast<const T*>(a.a) + int64_t{assignment} * a.inner;
       },
-      [] { wait_for_launch_before(); },
+      [] { grid_dependency_wait(); },
       [&](const DownWalk& u, const float(&sums)[4]) {
         const T* bias = static_cast<const T*>(a.b_down) + int64_t{u.expert()} * a.hidden;
 #pragma unroll

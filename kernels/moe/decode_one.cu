@@ -11,7 +11,7 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 #include "kernels/moe/decode_arguments.cuh"
 
 namespace moe::cuda {
@@ -83,18 +83,18 @@ __global__ void __launch_bounds__(32 * kUpWarps, 2) one_token_up(const Arguments
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900  // one_token_takes refuses older ones
   extern __shared__ __align__(128) uint8_t raw[];
   __shared__ Routing routing;
-  __shared__ Barrier full[kUpWarps];
+  __shared__ Mbarrier full[kUpWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const uint32_t row_bytes = uint32_t(a.hidden) * sizeof(T), column_bytes = (a.gate ? 2 : 1) * row_bytes;
   T* x = reinterpret_cast<T*>(raw + kUpWarps * column_bytes);
   if (threadIdx.x < kUpWarps) {
     full[threadIdx.x].init(1);
-    publish_barriers();
+    fence_mbarrier_init();
   }
   routing.clear();
   __syncthreads();
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   for (int k = threadIdx.x * 8; k < a.hidden; k += 32 * kUpWarps * 8)
     *reinterpret_cast<uint4*>(x + k) = *reinterpret_cast<const uint4*>(static_cast<const T*>(a.x) + k);
   routing.find(a);
@@ -108,12 +108,12 @@ __global__ void __launch_bounds__(32 * kUpWarps, 2) one_token_up(const Arguments
     if (column >= end || lane > 0) return;
     const int number = column / a.inner, c = column - number * a.inner;
     const T* from = static_cast<const T*>(a.w_up) + routing.hit[number] * width * a.hidden;
-    full[warp].arrive_expecting(column_bytes);
+    full[warp].arrive_expect_tx(column_bytes);
     if (a.gate && !a.interleaved) {
-      load_bytes(mine, from + int64_t{c} * a.hidden, row_bytes, full[warp]);
-      load_bytes(mine + row_bytes, from + int64_t{a.inner + c} * a.hidden, row_bytes, full[warp]);
+      bulk_load(mine, from + int64_t{c} * a.hidden, row_bytes, full[warp]);
+      bulk_load(mine + row_bytes, from + int64_t{a.inner + c} * a.hidden, row_bytes, full[warp]);
     } else {
-      load_bytes(mine, from + int64_t{a.gate ? 2 * c : c} * a.hidden, column_bytes, full[warp]);
+      bulk_load(mine, from + int64_t{a.gate ? 2 * c : c} * a.hidden, column_bytes, full[warp]);
     }
   };
   ask(begin + warp);
@@ -164,12 +164,12 @@ __global__ void __launch_bounds__(32 * kDownWarps, 4) one_token_down(const Argum
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) uint8_t raw[];
   __shared__ Routing routing;
-  __shared__ Barrier full[kDownWarps];
+  __shared__ Mbarrier full[kDownWarps];
   __shared__ float scores[kMax], results[kMax][kOuts];  // results: Y of an expert that is hit
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, out = int(blockIdx.x) * kOuts;
   if (threadIdx.x < kDownWarps) {
     full[threadIdx.x].init(1);
-    publish_barriers();
+    fence_mbarrier_init();
   }
   routing.clear();
   __syncthreads();
@@ -185,15 +185,15 @@ __global__ void __launch_bounds__(32 * kDownWarps, 4) one_token_down(const Argum
     const int n = min(chunk, a.inner - k0);
     const T* from = static_cast<const T*>(a.w_down) + (int64_t{routing.hit[number]} * a.hidden + out) * a.inner + k0;
     const bool whole = n == a.inner;
-    if (lane == 0) full[warp].arrive_expecting(uint32_t(kOuts * n) * sizeof(T));
+    if (lane == 0) full[warp].arrive_expect_tx(uint32_t(kOuts * n) * sizeof(T));
     __syncwarp();
     if (lane < (whole ? 1 : kOuts))
-      load_bytes(weights + lane * n, from + int64_t{lane} * a.inner, uint32_t(whole ? kOuts * n : n) * sizeof(T),
-                 full[warp]);
+      bulk_load(weights + lane * n, from + int64_t{lane} * a.inner, uint32_t(whole ? kOuts * n : n) * sizeof(T),
+                full[warp]);
   };
   ask();
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
 
   uint32_t parity = 0;
   float sums[kOuts][2] = {};

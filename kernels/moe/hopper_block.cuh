@@ -7,10 +7,11 @@
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
-#include "kernels/common/gpu/mma.cuh"
-#include "kernels/common/gpu/tma.cuh"
-#include "kernels/common/gpu/warpgroup.cuh"
-#include "kernels/common/gpu/wgmma.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
+#include "kernels/common/gpu/ptx/wgmma.cuh"
 
 namespace moe::gpu {
 
@@ -26,11 +27,11 @@ template <class T>
 struct Memory {
   T a[kStages][kRows * kDepth], b[kStages][kCols * kDepth];
   T out[kWorkerWarps][16 * 64];
-  Barrier full[kStages], free[kStages];
+  Mbarrier full[kStages], free[kStages];
 
   __device__ __forceinline__ void init(int loaders) {
     for (int s = 0; s < kStages; ++s) full[s].init(loaders), free[s].init(kWorkerWarps);
-    publish_barriers();
+    fence_mbarrier_init();
   }
 };
 
@@ -39,12 +40,12 @@ struct Memory {
 template <class T>
 struct Loader {
   Memory<T>& m;
-  Ring<kStages> stage;
+  PipelineState<kStages> stage;
 
   __device__ __forceinline__ explicit Loader(Memory<T>& memory) : m(memory) {}
   __device__ __forceinline__ void begin() { m.free[stage.index].wait(stage.parity ^ 1); }
   __device__ __forceinline__ void end() {
-    m.full[stage.index].arrive_after_copies();
+    m.full[stage.index].cp_async_arrive();
     stage.next();
   }
 };
@@ -55,7 +56,7 @@ struct Worker {
   Memory<T>& m;
   const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0) - 1;
   const int lane = threadIdx.x % 32, warp = threadIdx.x % kWarpgroup / 32;
-  Ring<kStages> stage;
+  PipelineState<kStages> stage;
   float sums[128] = {};
 
   __device__ __forceinline__ explicit Worker(Memory<T>& memory) : m(memory) {}
@@ -67,26 +68,26 @@ struct Worker {
     int before = 0;
     for (int step = 0; step < steps; ++step) {
       m.full[stage.index].wait(stage.parity);
-      publish_shared_writes();  // by cp.async; what TMA wrote is visible anyway
+      fence_proxy_async_shared();  // by cp.async; what TMA wrote is visible anyway
       const T* rows = m.a[stage.index] + number * kPanelNumbers;
       const Operand a = kAByColumns ? operand_by_columns(rows, kPanelNumbers * 2) : operand_by_rows(rows);
       const T* cols = m.b[stage.index];
       const Operand b = kBByColumns ? operand_by_columns(cols, kPanelNumbers * 2) : operand_by_rows(cols);
-      begin_products();
+      wgmma_fence();
 #pragma unroll
       for (int i = 0; i < kDepth / 16; ++i)
-        multiply<T, 256, kBByColumns, kAByColumns>(sums, moved(a, kAByColumns ? i * 16 * 128 : i * 32),
-                                                   moved(b, kBByColumns ? i * 16 * 128 : i * 32), i > 0 || step > 0);
-      commit_products();
+        wgmma<T, 256, kBByColumns, kAByColumns>(sums, moved(a, kAByColumns ? i * 16 * 128 : i * 32),
+                                                moved(b, kBByColumns ? i * 16 * 128 : i * 32), i > 0 || step > 0);
+      wgmma_commit();
       if (step > 0) {
-        wait_products<1>();
+        wgmma_wait<1>();
         free(before);
       }
       before = stage.index;
       stage.next();
     }
-    wait_products<0>();
-    settle(sums);
+    wgmma_wait<0>();
+    wgmma_fence_operand(sums);
     if (steps > 0) free(before);
   }
 
@@ -117,7 +118,7 @@ struct Worker {
       uint32_t w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) w[i] = word(8 * j + 2 * i);
-      store_matrices(out + row * 64 + ((2 * j + lane / 16) ^ (row % 8)) * 8, w);
+      stmatrix_x4(out + row * 64 + ((2 * j + lane / 16) ^ (row % 8)) * 8, w);
     }
   }
   // The same with rows and columns exchanged: `to` has a row for each column of the tile. A warpgroup's 64 rows by 64
@@ -136,7 +137,7 @@ struct Worker {
           const int at = 32 * group + 8 * j + 2 * i;
           w[i] = pack_pair<T>(sums[at], sums[at + 1]);
         }
-        store_matrices_transposed(out + col * 64 + (piece ^ col % 8) * 8, w);
+        stmatrix_x4_trans(out + col * 64 + (piece ^ col % 8) * 8, w);
       }
       barrier_wait(1 + number, kWarpgroup);
 #pragma unroll
@@ -177,7 +178,7 @@ __device__ __forceinline__ Memory<T>& begin_block(const CUtensorMap& map) {
   extern __shared__ uint8_t raw[];
   auto& m = *reinterpret_cast<Memory<T>*>(raw + (1024 - shared_address(raw) % 1024) % 1024);
   if (threadIdx.x == 0) {
-    prefetch(map);
+    prefetch_tensormap(map);
     m.init(kWarpgroup + 1);
   }
   __syncthreads();

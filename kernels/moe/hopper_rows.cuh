@@ -4,7 +4,9 @@
 #pragma once
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/tensor_map.h"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
+#include "kernels/common/gpu/ptx/tensor_map.h"
 #include "kernels/moe/activations.cuh"
 #include "kernels/moe/hopper_block.cuh"
 #include "kernels/moe/moe_cuda.h"
@@ -76,7 +78,7 @@ template <class T, bool kByInputs, Columns kColumns>
 __device__ __forceinline__ void load_weights(const RowArguments& a, Memory<T>& m, int stage, int expert, int col,
                                              int in) {
   constexpr int kBoxes = kByInputs ? kCols / 64 : kColumns == Columns::kHalves ? 2 : 1;
-  m.full[stage].arrive_expecting(sizeof m.b[0]);
+  m.full[stage].arrive_expect_tx(sizeof m.b[0]);
 #pragma unroll
   for (int box = 0; box < kBoxes; ++box) {
     const int before = box * (kCols / kBoxes);  // columns of the tile
@@ -85,8 +87,8 @@ __device__ __forceinline__ void load_weights(const RowArguments& a, Memory<T>& m
                     : before < kCols / 2          ? col + before
                                                   : a.inner + col + before - kCols / 2;
     T* to = m.b[stage] + before * kDepth;
-    kByInputs ? load_box(to, a.w, m.full[stage], out, in, expert, 0)
-              : load_box(to, a.w, m.full[stage], in, out, expert, 0);
+    kByInputs ? tma_load(to, a.w, m.full[stage], out, in, expert, 0)
+              : tma_load(to, a.w, m.full[stage], in, out, expert, 0);
   }
 }
 
@@ -117,7 +119,7 @@ __device__ __forceinline__ void load_rows(const RowArguments& a, Memory<T>& m) {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const bool zeros = !inside || from[i] == nullptr;
-        start_copy(m.a[stage] + place + i * 16 * 64, zeros ? a.rows : from[i] + in, zeros);
+        cp_async(m.a[stage] + place + i * 16 * 64, zeros ? a.rows : from[i] + in, zeros);
       }
       loader.end();
     }

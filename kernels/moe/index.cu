@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(1024) sort_few(const Arguments a) {  // as man
   extern __shared__ uint32_t masks[];
   __shared__ int32_t starts[kFewExperts];
   __shared__ int32_t warps[32];
-  wait_for_launch_before();
-  if (a.hits != nullptr) next_launch_may_begin();
+  grid_dependency_wait();
+  if (a.hits != nullptr) launch_dependents();
   const int t = threadIdx.x;
   const Words words(a.assignments);
   for (int i = t; i < a.experts * words.pitch; i += int(blockDim.x)) masks[i] = 0;

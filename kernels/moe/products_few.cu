@@ -10,7 +10,9 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
+#include "kernels/common/gpu/ptx/shared_address.cuh"
 #include "kernels/moe/activations.cuh"
 #include "kernels/moe/moe_cuda.h"
 
@@ -90,7 +92,7 @@ struct Walk {
   }
 };
 
-// As start_copy, and L2 is asked for the 256 bytes that they lie in: the other warps' will be there.
+// As cp_async, and L2 is asked for the 256 bytes that they lie in: the other warps' will be there.
 __device__ __forceinline__ void start_copy_of_line(void* shared, const void* from, bool zeros) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(from),
                "r"(zeros ? 0 : 16)
@@ -119,8 +121,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_c
   // After a product only its results are waited for, and what it has read itself is read before: weights are on their
   // way while its last blocks run. It lets this launch begin when all its blocks have waited for those before it.
   if (!a.after_product) {
-    wait_for_launch_before();
-    next_launch_may_begin();
+    grid_dependency_wait();
+    launch_dependents();
   }
   // Multiprocessors are not equally fast: a block begins with two chunks, and asks for one more when it begins one.
   if (threadIdx.x < 2) shared.chunks[threadIdx.x] = blockIdx.x + threadIdx.x * gridDim.x;
@@ -145,14 +147,14 @@ __global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_c
       }
       if ((ahead_k += kStep) - own >= a.in) ahead_k = own, ahead.go_on();
     }
-    commit_copies();
+    cp_async_commit();
     if (++to == kAhead) to = 0;
   };
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) copy_next();
   if (a.after_product) {
-    wait_for_launch_before();
-    next_launch_may_begin();
+    grid_dependency_wait();
+    launch_dependents();
   }
 
   const T* from[2];
@@ -183,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_c
       const uint4 v[2] = {x[0], x[1]};
       k = j + 1 == stretches ? own : k + kStep;
       load_x(k);  // the next one's, of the next tile too
-      wait_copies<kAhead - 1>();
+      cp_async_wait<kAhead - 1>();
       uint4 w[4];
 #pragma unroll
       for (int o = 0; o < 4; ++o) w[o] = shared.weights[at][o][threadIdx.x];
@@ -192,8 +194,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_c
 #pragma unroll
         for (int g = 0; g < 2; ++g) {
           if (g == 1 && !both) continue;
-          mma_16x8<T>(sums[o / 2][g], {w[o].x, w[o + 1].x, w[o].y, w[o + 1].y}, v[g].x, v[g].y);
-          mma_16x8<T>(sums[o / 2][g], {w[o].z, w[o + 1].z, w[o].w, w[o + 1].w}, v[g].z, v[g].w);
+          mma_m16n8k16<T>(sums[o / 2][g], {w[o].x, w[o + 1].x, w[o].y, w[o + 1].y}, v[g].x, v[g].y);
+          mma_m16n8k16<T>(sums[o / 2][g], {w[o].z, w[o + 1].z, w[o].w, w[o + 1].w}, v[g].z, v[g].w);
         }
       if (++at == kAhead) at = 0;
       copy_next();  // where the weights lay that are multiplied now
@@ -227,7 +229,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) multiply_few(const __grid_c
     others = walk.go_on();
     fresh = walk.turn != turn;
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
 #endif
 }
 

@@ -1,4 +1,5 @@
 // Products of rows by wgmma (sm_90a).
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
 #include "kernels/moe/hopper_rows.cuh"
 
 namespace moe::gpu {

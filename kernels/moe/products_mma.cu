@@ -1,7 +1,8 @@
 // Grouped products by mma.sync (sm_80 on), or by plain multiplications (float32, sm_75): every size, layout and
 // alignment. Tiles of 64 x 64, 32 deep; the next ones are read into registers while these are multiplied.
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 #include "kernels/moe/moe_cuda.h"
 #include "kernels/moe/tiles.cuh"
 
@@ -104,13 +105,14 @@ struct MmaSums {
       uint32_t left[2][4], right[2][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        load_matrices(left[i], &a[m0 + 16 * i + lane % 16][k + lane / 16 * 8]);
-        load_matrices(right[i], &b[n0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
+        ldmatrix_x4(left[i], &a[m0 + 16 * i + lane % 16][k + lane / 16 * 8]);
+        ldmatrix_x4(right[i], &b[n0 + 16 * i + lane / 16 * 8 + lane % 8][k + lane / 8 % 2 * 8]);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) mma_16x8<T>(d[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
+        for (int j = 0; j < 4; ++j)
+          mma_m16n8k16<T>(d[i][j], left[i], right[j / 2][j % 2 * 2], right[j / 2][j % 2 * 2 + 1]);
     }
   }
   // fn(row, column, number)

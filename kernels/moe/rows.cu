@@ -220,7 +220,7 @@ struct CombineArguments {
 template <class T, bool kWhole>
 __global__ void __launch_bounds__(kCombineThreads) combine_rows(const CombineArguments a, Divider token_of) {
   constexpr int N = kWhole ? kPerVector<T> : 1, kAtOnce = 4;
-  wait_for_launch_before();
+  grid_dependency_wait();
   const int64_t token = token_of(blockIdx.x);
   const int col = (int(blockIdx.x - token * a.blocks_a_token) * kCombineThreads + int(threadIdx.x)) * N;
   if (col >= a.hidden) return;

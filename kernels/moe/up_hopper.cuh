@@ -2,6 +2,7 @@
 // the registers only where backward wants it.
 #pragma once
 
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
 #include "kernels/moe/hopper_rows.cuh"
 
 namespace moe::gpu {

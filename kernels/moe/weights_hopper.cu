@@ -1,6 +1,8 @@
 // Gradients of weights by wgmma (sm_90a): sums over an expert's slots, so that both operands lie with the slots as
 // rows. The tokens' rows are A and are gathered by cp.async; the other one, in the order of slots, is B and comes by
 // TMA.
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/setmaxnreg.cuh"
 #include "kernels/moe/hopper_rows.cuh"
 
 namespace moe::cuda {
@@ -93,29 +95,29 @@ __device__ __forceinline__ void load_steps(const WeightArguments& a, Memory<T>& 
     T* to = m.a[stage] + place;
     if (slot + kDepth <= end) {
       if (threadIdx.x == 0) {
-        m.full[stage].arrive_expecting(sizeof m.b[0]);
+        m.full[stage].arrive_expect_tx(sizeof m.b[0]);
 #pragma unroll
         for (int p = 0; p < kCols / 64; ++p)
-          load_box(m.b[stage] + p * kPanelNumbers, a.flat_map, m.full[stage], col + 64 * p, slot, 0, 0);
+          tma_load(m.b[stage] + p * kPanelNumbers, a.flat_map, m.full[stage], col + 64 * p, slot, 0, 0);
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
-        start_copy(to + i * 8 * 64, from + uint64_t{__shfl_sync(kAllLanes, vectors, 2 * i + half)} * 8, !inside);
+        cp_async(to + i * 8 * 64, from + uint64_t{__shfl_sync(kAllLanes, vectors, 2 * i + half)} * 8, !inside);
     } else {  // behind an expert's last slot are another's numbers: zeros, since infinity times 0 is none
       if (threadIdx.x == 0) m.full[stage].arrive();
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const uint32_t before = __shfl_sync(kAllLanes, vectors, 2 * i + half);
         const bool zeros = before == RowPlaces::kNowhere || !inside;
-        start_copy(to + i * 8 * 64, zeros ? from : from + uint64_t{before} * 8, zeros);
+        cp_async(to + i * 8 * 64, zeros ? from : from + uint64_t{before} * 8, zeros);
       }
       const T* flat = static_cast<const T*>(a.flat) + int64_t{slot} * a.flat_cols + col + lane * 8;
       const bool there = col + lane * 8 < a.flat_cols;
 #pragma unroll 4
       for (int at = warp; at < kDepth; at += kWarpgroup / 32) {
         const bool zeros = !there || slot + at >= end;
-        start_copy(m.b[stage] + lane / 8 * kPanelNumbers + at * 64 + (lane % 8 ^ at % 8) * 8,
-                   zeros ? a.flat : flat + int64_t{at} * a.flat_cols, zeros);
+        cp_async(m.b[stage] + lane / 8 * kPanelNumbers + at * 64 + (lane % 8 ^ at % 8) * 8,
+                 zeros ? a.flat : flat + int64_t{at} * a.flat_cols, zeros);
       }
     }
     loader.end();

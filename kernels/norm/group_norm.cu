@@ -3,8 +3,9 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/streamed_rows.cuh"
-#include "kernels/common/gpu/streamed_rows.h"
+#include "kernels/common/gpu/tile/copy_async.cuh"
+#include "kernels/common/gpu/tile/streamed_rows.cuh"
+#include "kernels/common/gpu/tile/streamed_rows.h"
 #include "kernels/norm/group_norm.h"
 
 namespace norms::cuda {
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) group_forward(const GroupNormForw
 #pragma unroll
   for (int d = 0; d < kDepth; ++d) fetch(rows.first + d, d);
   Exchange exchange(memory);
-  wait_for_all_but<kDepth - 1>();
+  copy_async_wait<kDepth - 1>();
   exchange.send(moments(0), rows.writes(), rows.of_bundle);
   OfChannels<T, kEach, kLast> w(1.f), b(0.f);
   int slot = 0;
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1) group_forward(const GroupNormForw
     const auto r = rows.row(i);
     Moments ahead;
     if (i + 1 < rows.last) {
-      wait_for_all_but<kDepth - 2>();
+      copy_async_wait<kDepth - 2>();
       ahead = moments(after);
     }
     const Moments all = exchange.receive(rows.of_bundle);
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, 1) group_backward(const GroupNormBac
   for (int d = 0; d < kDepth; ++d) fetch(rows.first + d, d);
   Statistics here = statistics(rows.first), next = statistics(rows.first + 1);
   Exchange exchange(memory);
-  wait_for_all_but<kDepth - 1>();
+  copy_async_wait<kDepth - 1>();
   exchange.send(sums(rows.first, 0, here), rows.writes(), rows.of_bundle);
   int slot = 0;
   for (int i = rows.first; i < rows.last; ++i) {
@@ -324,7 +325,7 @@ __global__ void __launch_bounds__(kThreads, 1) group_backward(const GroupNormBac
     const Statistics later = statistics(i + 2);
     Sums<2> ahead;
     if (i + 1 < rows.last) {
-      wait_for_all_but<kDepth - 2>();
+      copy_async_wait<kDepth - 2>();
       ahead = sums(i + 1, after, next);
     }
     const Sums<2> all = exchange.receive(rows.of_bundle);

@@ -50,7 +50,7 @@ class RowMoments {
         count += left < 0 ? 0 : left < lanes * N ? left : lanes * N;
       }
     }
-    const float off = count > 0 ? sum * reciprocal(float(count)) : 0.f, distances = square - sum * off;
+    const float off = count > 0 ? sum * rcp_approx(float(count)) : 0.f, distances = square - sum * off;
     const float4 mine = {float(count), near + off, distances < 0.f ? 0.f : distances, 0.f};
     if (p.lanes <= 32) return {mine.y, mine.z};
     if (threadIdx.x % 32 == 0) memory_.parts[threadIdx.x / 32] = mine;
@@ -70,13 +70,13 @@ class RowMoments {
       float4 all[kWarps];
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) all[w] = part(w), total += all[w].x * all[w].y;
-      const float mean = total * reciprocal(float(p.cols));
+      const float mean = total * rcp_approx(float(p.cols));
 #pragma unroll
       for (int w = 0; w < kWarps; ++w) distances += from(all[w], mean);
       return {mean, distances};
     } else {  // a warp's lane each
       const float4 one = part(int(threadIdx.x) % kWarps);
-      const float mean = lanes_sum(one.x * one.y, kWarps) * reciprocal(float(p.cols));
+      const float mean = lanes_sum(one.x * one.y, kWarps) * rcp_approx(float(p.cols));
       return {mean, lanes_sum(from(one, mean), kWarps)};
     }
   }
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kMaxLanes, layer_blocks(kVectors, kMaxLanes))
   RowMoments<kMaxLanes> moments(memory);
   const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
   const int64_t row = p.first + p.group;
-  wait_for_launch_before();
+  grid_dependency_wait();
   Held<T, kVectors> x;
   x.fetch(a.x, a.x_stride, row, p);
   HeldScale<T, kVectors> scale, bias{};
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kMaxLanes, layer_blocks(kVectors, kMaxLanes))
   }
   const float2 both = moments(x, p);
   x.forget_numbers();
-  const float mean = both.x, rstd = inverse_sqrt(both.y * reciprocal(float(a.cols)) + a.eps);
+  const float mean = both.x, rstd = inverse_sqrt(both.y * rcp_approx(float(a.cols)) + a.eps);
   if (a.mean != nullptr && p.lane == 0 && row < rows) a.mean[row] = mean, a.rstd[row] = rstd;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   constexpr int N = kPerVector<T>;
   using Rows = Ring<T, kVectors, 2, kDepth, kFull>;
   __shared__ typename GroupSum<2>::Memory memory;
-  next_launch_may_begin();
+  launch_dependents();
   const typename Rows::At p(a.rows, a.cols, lanes);
   const typename Rows::Source from[2] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}};
   Rows rows(p, from);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   HeldScale<T, kVectors> scale;
   scale.fetch(s, p);
   float dweight[kVectors][N] = {}, dbias[kVectors][N] = {};
-  const float share = reciprocal(float(a.cols));
+  const float share = rcp_approx(float(a.cols));
   const auto of = [&](const float* statistic, int64_t row) { return row < a.rows ? statistic[row] : 0.f; };
   float next_rstd = of(a.rstd, p.first + p.group), next_mean = of(a.mean, p.first + p.group);
   for (int64_t first = p.first; first < a.rows; first += p.step) {

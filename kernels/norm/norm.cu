@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(1024) sum_chunks(const ColumnSum a) {
   __shared__ float strips[32][33];
   const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
   const int64_t col = int64_t{blockIdx.x} * 32 + x;
-  next_launch_may_begin();
-  wait_for_launch_before();
+  launch_dependents();
+  grid_dependency_wait();
   float total = 0.f;
   if (col < a.cols) {
     int64_t k = y;

@@ -2,7 +2,7 @@
 // barrier stands between a row's arrival and its use; sums over the threads of a row; sums over the rows of a block.
 #pragma once
 
-#include "kernels/common/gpu/copy_behind.cuh"
+#include "kernels/common/gpu/tile/copy_async.cuh"
 #include "kernels/norm/rows.cuh"
 
 namespace norms::gpu {
@@ -30,7 +30,7 @@ class Ring {
   }
   // The next row arrives; the one kDepth - 1 rows on sets out.
   __device__ __forceinline__ void advance() {
-    wait_for_all_but<kDepth - 2>();
+    copy_async_wait<kDepth - 2>();
     send(kDepth - 1);
     slot_ = (slot_ + 1) % kDepth;
     row_ += p_.step;
@@ -55,10 +55,10 @@ class Ring {
       for (int k = 0; k < kVectors; ++k) {
         const bool has = row < p_.rows && p_.has(k);
         const int64_t from = has ? row * from_[t].stride + p_.col(k) : 0;
-        copy_behind(at((slot_ + ahead) % kDepth, t, k), static_cast<const T*>(from_[t].data) + from, has);
+        copy_async(at((slot_ + ahead) % kDepth, t, k), static_cast<const T*>(from_[t].data) + from, has);
       }
     }
-    end_of_copies();
+    copy_async_commit();
   }
 
   const At& p_;
@@ -121,7 +121,7 @@ template <int kVectors, int N, class P>
 __device__ __forceinline__ void write_partial(float* partial, const P& p, float (&sum)[kVectors][N]) {
   auto* memory = reinterpret_cast<float*>(ring_memory);  // [kVectors * N][threads]
   if (p.groups() > 1) {
-    wait_for_all_but<0>();
+    copy_async_wait<0>();
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) {

@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kMaxLanes, forward_blocks(kVectors, kMaxLanes,
   constexpr int N = kPerVector<T>;
   const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
   const int64_t row = p.first + p.group;
-  wait_for_launch_before();
+  grid_dependency_wait();
   Held<T, kVectors> x, residual;
   x.fetch(a.x, a.x_stride, row, p);
   if constexpr (kAdd) residual.fetch(a.residual, a.residual_stride, row, p);
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   constexpr int N = kPerVector<T>, kTensors = kAdd ? 3 : 2;
   using Rows = Ring<T, kVectors, kTensors, kDepth, kFull>;
   __shared__ typename GroupSum<1>::Memory memory;
-  next_launch_may_begin();
+  launch_dependents();
   const typename Rows::At p(a.rows, a.cols, lanes);
   typename Rows::Source from[kTensors] = {{a.x, a.x_stride}, {a.dy, a.dy_stride}};
   if constexpr (kAdd) from[2] = {a.dh, a.dh_stride};
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
   HeldScale<T, kVectors> scale;
   scale.fetch(s, p);
   float dweight[kVectors][N] = {};
-  const float share = reciprocal(float(a.cols));
+  const float share = rcp_approx(float(a.cols));
   const auto rstd_of = [&](int64_t row) { return row < a.rows ? a.rstd[row] : 0.f; };
   float next_rstd = rstd_of(p.first + p.group);
   for (int64_t first = p.first; first < a.rows; first += p.step) {

@@ -41,11 +41,11 @@ struct Held {
   __device__ __forceinline__ void fetch(const void* data, int64_t stride, int64_t row, const P& p) {
     const T* at = static_cast<const T*>(data) + row * stride;
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) v[k] = p.has(row, k) ? load_kept<N>(at + p.col(k)) : Pack<T, N>{};
+    for (int k = 0; k < kVectors; ++k) v[k] = p.has(row, k) ? load_evict_last<N>(at + p.col(k)) : Pack<T, N>{};
   }
   __device__ __forceinline__ void forget_numbers() {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) forget(v[k]);
+    for (int k = 0; k < kVectors; ++k) force_reunpack(v[k]);
   }
 };
 
@@ -76,7 +76,7 @@ struct HeldScale {
   }
   __device__ __forceinline__ void forget_numbers() {
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) forget(v[k]);
+    for (int k = 0; k < kVectors; ++k) force_reunpack(v[k]);
   }
   // Vector k as numbers. With x's type and no offset there is nothing to round: it is of that type already.
   __device__ __forceinline__ void get(const Scale& s, int k, float (&f)[N]) const {

@@ -1,7 +1,7 @@
 // Divergences of two rows on a GPU: of probabilities or their logarithms, and of logits, whose gradients take their
 // place.
-#include "kernels/common/gpu/held_rows.h"
-#include "kernels/common/gpu/streamed_rows.h"
+#include "kernels/common/gpu/tile/held_rows.h"
+#include "kernels/common/gpu/tile/streamed_rows.h"
 #include "kernels/probability/logits.cuh"
 #include "kernels/probability/probability_cuda.h"
 
@@ -220,18 +220,18 @@ __global__ void __launch_bounds__(kMaxThreads) divergence_of_logits(const OfLogi
 #pragma unroll
       for (int i = 0; i < many.N; ++i) f[i] *= a.scale, t[i] *= a.scale;
     };
-    SoftmaxState mine[2];
+    SoftmaxState<> mine[2];
     walk<N>(a.cols, [&](auto many, int64_t c) {
       float f[many.N], t[many.N];
       both(many, c, f, t);
       join(mine[0], f);
       join(mine[1], t);
     });
-    float top[2] = {mine[0].top, mine[1].top};
+    float top[2] = {mine[0].max, mine[1].max};
     max_of(top);
     float log_sum[2];
 #pragma unroll
-    for (int k = 0; k < 2; ++k) log_sum[k] = mine[k].total * mine[k].share_at(top[k]);
+    for (int k = 0; k < 2; ++k) log_sum[k] = mine[k].sum * mine[k].weight_at(top[k]);
     sum_of(log_sum);
 #pragma unroll
     for (int k = 0; k < 2; ++k) log_sum[k] = logf(log_sum[k]);

@@ -1,7 +1,8 @@
 // Softmax and sparsemax of rows that are held in registers.
 #pragma once
 
-#include "kernels/common/gpu/held_rows.cuh"
+#include "kernels/common/gpu/reduce/max.cuh"
+#include "kernels/common/gpu/tile/held_rows.cuh"
 #include "kernels/probability/probability.h"
 #include "kernels/probability/rows.cuh"
 
@@ -16,16 +17,16 @@ __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold)) softm
   __shared__ typename RowTogether<kHold>::Memory memory;
   const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
   RowTogether<kHold> row(memory, lanes);
-  wait_for_launch_before();
+  grid_dependency_wait();
   Pack<T, N> x[kVectors];
   fetch_row<T>(x, a.x, a.x_stride, p, kLowestWord<T>);
-  SoftmaxState state[1];
+  SoftmaxState<> state[1];
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) state[0].top = fmaxf(state[0].top, highest_of(x[k]));
+  for (int k = 0; k < kVectors; ++k) state[0].max = fmaxf(state[0].max, max_of(x[k]));
   forget_row(x);
-  state[0].top = kHold == Hold::kGroups ? lanes_max(state[0].top, lanes) : warp_max(state[0].top);
+  state[0].max = kHold == Hold::kGroups ? lanes_max(state[0].max, lanes) : warp_max(state[0].max);
   float e[kKeep ? kVectors : 1][N];
-  const float own = state[0].top, from = finite_or_zero(own);
+  const float own = state[0].max, from = finite_or_zero(own);
   const auto exponentials = [&](int k, float(&f)[N]) {
     unpack(x[k], f);
 #pragma unroll
@@ -36,10 +37,10 @@ __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold)) softm
     float(&f)[N] = e[kKeep ? k : 0];
     exponentials(k, f);
 #pragma unroll
-    for (int i = 0; i < N; ++i) state[0].total += f[i];
+    for (int i = 0; i < N; ++i) state[0].sum += f[i];
   }
   row.merge(state);
-  const float factor = expf(own - finite_or_zero(state[0].top)) / state[0].total;
+  const float factor = expf(own - finite_or_zero(state[0].max)) / state[0].sum;
   if constexpr (!kKeep) forget_row(x);
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
@@ -81,12 +82,12 @@ __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold)) spars
   __shared__ Bound shared_bound;
   const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
   RowTogether<kHold> row(memory, lanes);
-  wait_for_launch_before();
+  grid_dependency_wait();
   Pack<T, N> x[kVectors];
   fetch_row<T>(x, a.x, a.x_stride, p, kLowestWord<T>);
   float mine = -INFINITY;
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) mine = fmaxf(mine, highest_of(x[k]));
+  for (int k = 0; k < kVectors; ++k) mine = fmaxf(mine, max_of(x[k]));
   Bound bound;
   if constexpr (kHold == Hold::kGroups) {
     bound = bound_of(
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold)) spars
 #pragma unroll
       for (int k = 0; k < kVectors; ++k) {
         float f[N];
-        forget(x[k]);
+        force_reunpack(x[k]);
         unpack(x[k], f);
 #pragma unroll
         for (int i = 0; i < N; ++i) {
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold))
   __shared__ typename RowTogether<kHold>::Memory memory;
   const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
   RowTogether<kHold> row(memory, lanes);
-  wait_for_launch_before();
+  grid_dependency_wait();
   Pack<T, N> y[kVectors], dy[kVectors];
   fetch_row<T>(y, a.x, a.x_stride, p, 0);
   fetch_row<T>(dy, a.dy, a.dy_stride, p, 0);

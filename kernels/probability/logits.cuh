@@ -9,8 +9,10 @@
 
 #include <type_traits>
 
-#include "kernels/common/gpu/held_rows.cuh"
-#include "kernels/common/gpu/streamed_rows.cuh"
+#include "kernels/common/gpu/reduce/max.cuh"
+#include "kernels/common/gpu/tile/copy_async.cuh"
+#include "kernels/common/gpu/tile/held_rows.cuh"
+#include "kernels/common/gpu/tile/streamed_rows.cuh"
 #include "kernels/probability/terms.cuh"
 
 namespace probability::gpu {
@@ -18,19 +20,19 @@ namespace probability::gpu {
 constexpr int kLogitsDepth = 3, kLogitsElements = 32, kLogitsCluster = 16;  // elements: a thread's, of each row
 constexpr int kLogitsFewThreads = 256;
 
-using LogitsSums = SoftmaxSums<2, 2, true>;  // then term and slope
+using LogitsSums = SoftmaxSums<2, 2, Exp2>;  // then term and slope
 
-// {top, total} of vectors get(k): top over the warp's threads of a row, total of this thread's. What is added up,
+// {max, sum} of vectors get(k): max over the warp's threads of a row, sum of this thread's. What is added up,
 // 2^(z - top), goes to keep(k, i, power), too.
 template <class T, int kVectors, class Get, class Top, class Keep>
-__device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& get, const Top& top_of,
-                                                        const Keep& keep) {
+__device__ __forceinline__ SoftmaxState<Exp2> state_of_logits(float scale, const Get& get, const Top& top_of,
+                                                              const Keep& keep) {
   constexpr int N = kPerVector<T>;
-  SoftmaxState state;
+  SoftmaxState<Exp2> state;
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) state.top = fmaxf(state.top, highest_of(get(k)));
-  state.top = top_of(state.top) * scale;
-  const float from = -finite_or_zero(state.top);
+  for (int k = 0; k < kVectors; ++k) state.max = fmaxf(state.max, max_of(get(k)));
+  state.max = top_of(state.max) * scale;
+  const float from = -finite_or_zero(state.max);
 #pragma unroll
   for (int k = 0; k < kVectors; ++k) {
     float f[N];
@@ -38,7 +40,7 @@ __device__ __forceinline__ SoftmaxState state_of_logits(float scale, const Get& 
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float power = exp2_of<sizeof(T) == 2>(fmaf(f[i], scale, from));
-      state.total += power;
+      state.sum += power;
       keep(k, i, power);
     }
   }
@@ -79,10 +81,10 @@ __global__ void __launch_bounds__(kThreads > 0 ? kThreads : kLogitsFewThreads, k
   const auto states = [&](LogitsSums& sums, int slot) {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const SoftmaxState state = state_of_logits<T, kVectors>(
+      const SoftmaxState<Exp2> state = state_of_logits<T, kVectors>(
           scale, [&](int k) { return stream.get(slot, t, k); }, [](float top) { return warp_max_by_bits(top); },
           [](int, int, float) {});
-      sums.v[2 * t] = state.top, sums.v[2 * t + 1] = warp_sum(state.total);
+      sums.v[2 * t] = state.max, sums.v[2 * t + 1] = warp_sum(state.sum);
     }
   };
   const bool writes = threadIdx.x % 32 == 0;
@@ -93,7 +95,7 @@ __global__ void __launch_bounds__(kThreads > 0 ? kThreads : kLogitsFewThreads, k
   Exchange exchange(memory);
   Slopes<kVectors, N> kept;
   LogitsSums mine;
-  wait_for_all_but<1>();
+  copy_async_wait<1>();
   states(mine, 0);
   exchange.send(mine, writes);
   int slot = 0;
@@ -112,12 +114,12 @@ __global__ void __launch_bounds__(kThreads > 0 ? kThreads : kLogitsFewThreads, k
   for (int64_t row = begin; row < a.rows; row += step) {
     const int after = stream.next(slot);
     fetch(row + 2 * step, stream.next(after));
-    wait_for_all_but<1>();
+    copy_async_wait<1>();
     LogitsSums ahead;
     if (row + step < a.rows) states(ahead, after);
     const LogitsSums all = exchange.receive();
     if (row > begin) write(row - step, all);
-    const LogSoftmax<kCoarse> of_z(scale, all.top(0), all.total(0)), of_target(scale, all.top(1), all.total(1));
+    const LogSoftmax<kCoarse> of_z(scale, all.max(0), all.sum(0)), of_target(scale, all.max(1), all.sum(1));
     Pack<T, N> z, target;
     fill_slopes<kKind, kCoarse, true>(kept, a.beta, [&](int k, int i) {
       if (i == 0) z = stream.get(slot, 0, k), target = stream.get(slot, 1, k);
@@ -153,17 +155,17 @@ __global__ void __launch_bounds__(held_threads(kHold), kHold == Hold::kGroups ? 
         [&](float top) { return kHold == Hold::kGroups ? lanes_max(top, lanes) : warp_max(top); },
         [&](int k, int i, float power) { powers[k][i] = power; });
   };
-  const SoftmaxState own[2] = {state_of(z, kept.q), state_of(target, kept.slope)};
-  float top[2] = {own[0].top, own[1].top}, total[2], share[2];
+  const SoftmaxState<Exp2> own[2] = {state_of(z, kept.q), state_of(target, kept.slope)};
+  float top[2] = {own[0].max, own[1].max}, total[2], share[2];
   row.max(top);
 #pragma unroll
-  for (int t = 0; t < 2; ++t) share[t] = exp2f(own[t].top - finite_or_zero(top[t])), total[t] = own[t].total * share[t];
+  for (int t = 0; t < 2; ++t) share[t] = own[t].weight_at(top[t]), total[t] = own[t].sum * share[t];
   row.sum(total);
 #pragma unroll
   for (int t = 0; t < 2; ++t) share[t] /= total[t];
   const LogSoftmax<kCoarse> of_z(scale, top[0], total[0]), of_target(scale, top[1], total[1]);
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) forget(z[k]), forget(target[k]);
+  for (int k = 0; k < kVectors; ++k) force_reunpack(z[k]), force_reunpack(target[k]);
   fill_slopes<kKind, kCoarse, false>(kept, a.beta, [&](int k, int i) {
     const float apart = of_target(element_of(target[k], i)) - of_z(element_of(z[k], i));
     return OfBoth{apart, kept.q[k][i] * share[0], kept.slope[k][i] * share[1]};

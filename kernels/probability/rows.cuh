@@ -5,7 +5,7 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/softmax_state.cuh"
+#include "kernels/common/gpu/reduce/softmax_state.cuh"
 
 namespace probability::gpu {
 
@@ -58,7 +58,7 @@ class RowMax {
 };
 
 template <int N>
-__device__ __forceinline__ void join(SoftmaxState& state, const float (&x)[N]) {
+__device__ __forceinline__ void join(SoftmaxState<>& state, const float (&x)[N]) {
   float highest = x[0];
 #pragma unroll
   for (int i = 1; i < N; ++i) highest = fmaxf(highest, x[i]);

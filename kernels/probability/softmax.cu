@@ -1,6 +1,6 @@
 // Softmax and sparsemax on a GPU: rows in registers (held.cuh), longer ones of softmax streamed (streamed.cuh); those
 // that fit nowhere or are not at whole vectors are read again from L1 or L2, where they have just been.
-#include "kernels/common/gpu/held_rows.h"
+#include "kernels/common/gpu/tile/held_rows.h"
 #include "kernels/probability/held.cuh"
 #include "kernels/probability/probability_cuda.h"
 #include "kernels/probability/streamed.cuh"
@@ -24,15 +24,15 @@ __global__ void __launch_bounds__(kMaxThreads) softmax_forward(const Softmax a) 
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     T* y = static_cast<T*>(a.out) + row * a.cols;
-    SoftmaxState mine;
+    SoftmaxState<> mine;
     walk<N>(a.cols, [&](auto many, int64_t c) {
       float f[many.N];
       load_floats<many.N>(x + c, f);
       join(mine, f);
     });
-    float top[1] = {mine.top};
+    float top[1] = {mine.max};
     max_of(top);
-    float total[1] = {mine.total * mine.share_at(top[0])};
+    float total[1] = {mine.sum * mine.weight_at(top[0])};
     sum_of(total);
     const float share = 1.f / total[0];
     walk<N>(a.cols, [&](auto many, int64_t c) {

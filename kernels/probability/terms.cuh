@@ -14,9 +14,7 @@ __device__ __forceinline__ float zero_where_zero(float probability, float v) { r
 template <bool kCoarse>
 __device__ __forceinline__ float log_of(float x) {
   if constexpr (!kCoarse) return logf(x);
-  float r;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r * 0.693147181f;
+  return log2_approx(x) * 0.693147181f;
 }
 
 // Of the larger probability and the quotient of both: two exponentials and a logarithm. All differences are between the
@@ -54,14 +52,12 @@ __device__ __forceinline__ Parts parts_of(float x, float target, float parameter
 // To base 2.
 template <bool kCoarse>
 __device__ __forceinline__ float exp2_of(float x) {
-  return kCoarse ? exp2_coarse(x) : exp2f(x);
+  return kCoarse ? exp2_approx(x) : exp2f(x);
 }
 template <bool kCoarse>
 __device__ __forceinline__ float log2_of(float x) {
   if constexpr (!kCoarse) return log2f(x);
-  float r;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
+  return log2_approx(x);
 }
 constexpr float kLog2 = 0.693147181f;
 
@@ -106,7 +102,7 @@ __device__ __forceinline__ void fill_slopes(Slopes<kVectors, N>& s, float beta, 
             furthest = fmaxf(furthest, near);
           else
             near = fminf(near, 126.f);  // beyond, p / m and q / m are 1 / beta and 0
-          const float quotient = exp2_coarse(near);
+          const float quotient = exp2_approx(near);
           const float rest = log2_of<true>(fmaf(beta, quotient, 1.f - beta));  // log2(m / q)
           terms += (kQuotient ? q * quotient : p) * (near - rest), slope = q * rest;
         } else {  // the same of the larger one of both, so that no logarithm is a difference of large ones

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, C>) rotate_vectors(const 
   const uint32_t head_index = s.head_of(item);
   const int unit = int(item - head_index * s.items);
   const int64_t time = position - int64_t{b} * a.time, far = a.rotary_dim / 2;
-  wait_for_launch_before();
+  grid_dependency_wait();
   if (position >= s.positions) return;
   const Head head = head_at(a, b, time, head_index);
   const T* x = static_cast<const T*>(head.x) + head.x_at;

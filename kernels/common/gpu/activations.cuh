@@ -14,7 +14,7 @@ __device__ __forceinline__ float exponential(float x) {
 }
 template <bool kCoarse>
 __device__ __forceinline__ float sigmoid(float x) {
-  return reciprocal(1.f + exponential<kCoarse>(-x));
+  return rcp_approx(1.f + exponential<kCoarse>(-x));
 }
 
 struct Both {
@@ -38,13 +38,13 @@ struct Silu {
 struct Gelu {
   // Half of erfc(|x| / sqrt 2), with e^(-x^2 / 2), which the density needs too. far: |x| kept from infinity.
   static __device__ __forceinline__ float tail(float x, float far, float* exp_out) {
-    const float t = reciprocal(1.f + 0.23164189f * far);  // p / sqrt 2
+    const float t = rcp_approx(1.f + 0.23164189f * far);  // p / sqrt 2
     float p = 0.5f * 1.061405429f;
     p = p * t - 0.5f * 1.453152027f;
     p = p * t + 0.5f * 1.421413741f;
     p = p * t - 0.5f * 0.284496736f;
     p = p * t + 0.5f * 0.254829592f;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(*exp_out) : "f"(x * (x * -0.72134752f)));  // log2(e) / 2
+    *exp_out = exp2_approx(x * (x * -0.72134752f));  // log2(e) / 2
     return p * t * *exp_out;
   }
   template <bool kCoarse>

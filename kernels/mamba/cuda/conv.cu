@@ -99,8 +99,8 @@ int64_t backward_parts(const Problem& p, bool vectors) {
 
 // dweight and dbias: a thread adds up a number of one channel over all entries of the partials, in order.
 __global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64_t entries) {
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x, row = n / p.channels, channel = n % p.channels;
   if (row > p.width || (row == p.width && a.dbias.data == nullptr)) return;

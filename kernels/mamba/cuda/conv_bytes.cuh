@@ -2,17 +2,17 @@
 // and L1 (docs/notes/mamba.md).
 #pragma once
 
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 #include "kernels/mamba/cuda/conv_four.cuh"
 
 namespace mamba::conv::gpu {
 
 // By one thread, which then starts copies of so many bytes to `full`. What the launch before has written is there.
-__device__ __forceinline__ void expect_bytes(Barrier& full, int64_t bytes) {
+__device__ __forceinline__ void expect_bytes(Mbarrier& full, int64_t bytes) {
   full.init(1);
-  publish_barriers();
-  publish_memory_writes();
-  full.arrive_expecting(uint32_t(bytes));
+  fence_mbarrier_init();
+  fence_proxy_async_global();
+  full.arrive_expect_tx(uint32_t(bytes));
 }
 
 // store_floats, to shared memory.

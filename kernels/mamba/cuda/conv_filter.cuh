@@ -52,7 +52,7 @@ __device__ __forceinline__ float through_silu(float dy, float value) {
 // weights and such gradients are those of plain ones, and nobody multiplies by log2 e for the power of two.
 constexpr float kScale = -kLog2E, kUnscale = -kLn2;
 __device__ __forceinline__ float through_scaled_silu(float dy, float scaled) {
-  const float s = reciprocal(1.f + exp2(scaled));
+  const float s = rcp_approx(1.f + exp2_approx(scaled));
   return dy * s * fmaf(scaled, fmaf(s, -kLn2 * kLn2, kLn2 * kLn2), kUnscale);
 }
 

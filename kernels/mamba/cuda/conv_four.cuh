@@ -2,7 +2,7 @@
 // asks which taps count, and a thread's next loads are under way while it works.
 #pragma once
 
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/conv_channels.cuh"
 #include "kernels/mamba/cuda/conv_steps.cuh"
 
@@ -12,7 +12,7 @@ constexpr int kFour = 4, kBefore = kFour - 1;
 
 // 16 bytes or more that are read once and leave L2 after what is written (docs/notes/cuda_bytes.md).
 template <int N, class T>
-__device__ __forceinline__ Pack<T, N> load_kept(const T* p) {
+__device__ __forceinline__ Pack<T, N> load_evict_last(const T* p) {
   Pack<T, N> out;
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -31,8 +31,8 @@ template <class T, int kRows>
 __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
                                             : kRows > 4    ? 6
                                                         : 8) forward_four_steps(const Forward a, const StepsPlan plan) {
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const int lane = int(threadIdx.x) % 32;
   const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
   Pack<T, kVector> loaded[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    if (r * 32 * kVector < left) loaded[r] = load_kept<kVector>(from + r * 32 * kVector);
+    if (r * 32 * kVector < left) loaded[r] = load_evict_last<kVector>(from + r * 32 * kVector);
   }
   float kept[kBefore] = {};
   if (lane == 31) {
@@ -133,8 +133,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
     backward_four_steps(const Backward a, const PartsPlan plan) {
   constexpr int kSteps = int(kTile);
   __shared__ Tile<T> memory[kThreads / 32][2];
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const int lane = int(threadIdx.x) % 32;
   const uint32_t item = blockIdx.x * uint32_t(kThreads / 32) + threadIdx.x / 32;
@@ -155,12 +155,12 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
     const bool none = next < first || next + lane * kVector >= length;
 #pragma unroll
     for (int i = 0; i < kVector; i += kPerVector<T>) {
-      start_copy<16>(tile.x + kPerVector<T> + lane * kVector + i, x_next + i, none);
-      start_copy<16>(tile.dy + lane * kVector + i, dy_next + i, none);
+      cp_async<16>(tile.x + kPerVector<T> + lane * kVector + i, x_next + i, none);
+      cp_async<16>(tile.dy + lane * kVector + i, dy_next + i, none);
     }
     if (lane == 0)
-      start_copy<kHalo * sizeof(T)>(tile.x + kPerVector<T> - kHalo, x_next - kHalo, next < first || next == 0);
-    commit_copies();
+      cp_async<kHalo * sizeof(T)>(tile.x + kPerVector<T> - kHalo, x_next - kHalo, next < first || next == 0);
+    cp_async_commit();
     next -= kSteps, x_next -= kSteps, dy_next -= kSteps;
   };
   send(0), send(1);
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
   // kFirst: the row's first tile, which alone asks for what is before time 0. kBehind: the one behind the part.
   const auto work = [&]<bool kFirst, bool kBehind>() {
     float x[kHalo + kVector], before_own[kHalo], own[kVector], dy[kVector], g[kVector + kBefore];
-    wait_copies<1>();
+    cp_async_wait<1>();
     __syncwarp();
     const Tile<T>& tile = memory[threadIdx.x / 32][half];
     const T* const here = tile.x + kPerVector<T> + lane * kVector;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 5 : 6)
   const int last = first > 0 ? first : kSteps;
   while (start >= last) work.template operator()<false, false>();
   if (first == 0) work.template operator()<true, false>();
-  wait_copies<0>();
+  cp_async_wait<0>();
 #pragma unroll
   for (float& sum : sums) sum *= kScale;
   store_sums<kFour>(a, batch * plan.parts + part, channel, sums);
@@ -228,7 +228,7 @@ class Steps {
 #pragma unroll
       for (int i = 0; i < kBytes / kPiece; ++i) {
         const T* from = next_ + s * apart_ + i * int(kPiece / sizeof(T));
-        start_copy<kPiece>(&memory_[half][s][i][threadIdx.x], from, s >= left);
+        cp_async<kPiece>(&memory_[half][s][i][threadIdx.x], from, s >= left);
       }
     }
     next_ += kUnrolled * apart_;
@@ -291,8 +291,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     forward_four_channels(const Forward a, const ChannelsPlan plan) {
   constexpr int kN = kForwardChannels<T>;
   __shared__ typename Steps<T, kN>::Memory memory;
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const int64_t item = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (item >= plan.items) return;
@@ -300,8 +300,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
   const int64_t batch = rest / plan.parts, first = rest % plan.parts * plan.steps;
   const int count = int(p.length - first < plan.steps ? p.length - first : plan.steps);
   Steps<T, kN> x(memory, p.x, batch, channel, first);
-  x.send(0, count), commit_copies();
-  x.send(1, count - kUnrolled), commit_copies();
+  x.send(0, count), cp_async_commit();
+  x.send(1, count - kUnrolled), cp_async_commit();
   const Filters<kFour, kN> filter = load_four<kN>(p, channel);
   History<kFour, kN> past;
   past.template fill<T, false>(p, batch, channel, first);
@@ -318,12 +318,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     to += a.y.step;
   };
   for (; k + kUnrolled <= count; k += kUnrolled, half ^= 1) {
-    wait_copies<1>();
+    cp_async_wait<1>();
 #pragma unroll
     for (int s = 0; s < kUnrolled; ++s) step(s);
-    x.send(half, count - k - 2 * kUnrolled), commit_copies();
+    x.send(half, count - k - 2 * kUnrolled), cp_async_commit();
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
 #pragma unroll
   for (int s = 0; s + 1 < kUnrolled; ++s) {
     if (k + s < count) step(s);
@@ -335,8 +335,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     backward_four_channels(const Backward a, const ChannelsPlan plan) {
   constexpr int kN = kBackwardChannels<T>;
   __shared__ typename Steps<T, kN>::Memory memory[2];
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const auto [vector, entry, channel, batch, first, end] = backward_place<kN>(p, plan);
   float sums[kFour + 1][kN] = {};
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
     const int count = int(end - first);
     const int known = count + int(p.length - end < kBefore ? p.length - end : kBefore);  // steps whose g reaches dx
     Steps<T, kN> x(memory[0], p.x, batch, channel, first), dy(memory[1], a.dy, batch, channel, first);
-    const auto send = [&](int half, int left) { x.send(half, left), dy.send(half, left), commit_copies(); };
+    const auto send = [&](int half, int left) { x.send(half, left), dy.send(half, left), cp_async_commit(); };
     send(0, known), send(1, known - kUnrolled);
     Filters<kFour, kN> filter = load_four<kN>(p, channel);
     if (first == 0 && a.dinitial.data != nullptr) store_initial<T, kFour, kN, false>(a, batch, channel, filter);
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
       to += a.dx.step;
     };
     for (; k + kUnrolled <= count; k += kUnrolled, half ^= 1) {
-      wait_copies<1>();
+      cp_async_wait<1>();
 #pragma unroll
       for (int s = 0; s < kUnrolled; ++s) {
         step(s, true);
@@ -389,7 +389,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T>)
       }
       send(half, known - k - 2 * kUnrolled);
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
     // Fewer than kUnrolled steps at the end of time, or the next part's first ones for their g; and what is still due.
 #pragma unroll
     for (int s = 0; s < kBefore + kBefore; ++s) {

@@ -32,10 +32,10 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     backward_four_rows(const Backward a, const PartsPlan plan) {
   constexpr int kWarps = kRowThreads / 32, kOwn = kRowTiles * int(kTile);
   __shared__ Row<T> memory;
-  __shared__ Barrier full;
+  __shared__ Mbarrier full;
   __shared__ float warp_sums[kFour + 1][kWarps];
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
   const uint32_t row = blockIdx.x / uint32_t(plan.parts), part = blockIdx.x - row * uint32_t(plan.parts);
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
   const int lead = first > 0 ? kBeside : 0, tail = left > kRowSteps ? kBeside : 0;
   if (threadIdx.x == 0) {
     expect_bytes(full, (2 * count + lead + 2 * tail) * int(sizeof(T)));
-    load_bytes(x_to - lead, x_from - lead, uint32_t((lead + count + tail) * int(sizeof(T))), full);
-    load_bytes(memory.dy, dy_from, uint32_t((count + tail) * int(sizeof(T))), full);
+    bulk_load(x_to - lead, x_from - lead, uint32_t((lead + count + tail) * int(sizeof(T))), full);
+    bulk_load(memory.dy, dy_from, uint32_t((count + tail) * int(sizeof(T))), full);
   }
   const uint4 zeros = make_uint4(0, 0, 0, 0);
   const auto put_zeros = [&](T* to) { *reinterpret_cast<uint4*>(to) = zeros; };
@@ -94,12 +94,12 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     put_floats<kVector>(memory.dy + here, dx);
     if (start == 0 && a.dinitial.data != nullptr) store_before<kFour>(a, batch, channel, filter, g, nullptr);
   }
-  publish_shared_writes();
+  fence_proxy_async_shared();
   __syncwarp();
   const int mine = count - warp * kOwn < kOwn ? count - warp * kOwn : kOwn;  // steps of the warp
   if (lane == 0 && mine > 0) {
-    store_bytes(at(a.dx) + warp * kOwn, memory.dy + warp * kOwn, uint32_t(mine * int(sizeof(T))));
-    commit_stores();
+    bulk_store(at(a.dx) + warp * kOwn, memory.dy + warp * kOwn, uint32_t(mine * int(sizeof(T))));
+    bulk_commit();
   }
 #pragma unroll
   for (int j = 0; j <= kFour; ++j) {
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
     if (lane == 0) warp_sums[j][warp] = sum;
   }
   __syncthreads();
-  if (lane == 0) wait_until_stores_have_read();
+  if (lane == 0) bulk_wait_read();
   if (threadIdx.x > kFour) return;
   const int j = int(threadIdx.x), to_row = j < kFour ? kFour - 1 - j : kFour;
   float sum = warp_sums[j][0];

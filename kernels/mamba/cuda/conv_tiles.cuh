@@ -16,9 +16,9 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks<T>)
     forward_four_tiles(const Forward a, const int pieces, const int parts) {
   constexpr int kN = kForwardChannels<T>, kWide = kThreads * kN;
   __shared__ __align__(16) T memory[(kBefore + kTileSteps) * kWide];
-  __shared__ Barrier full;
-  wait_for_launch_before();
-  next_launch_may_begin();
+  __shared__ Mbarrier full;
+  grid_dependency_wait();
+  launch_dependents();
   const Problem& p = a.of;
   const int piece = int(blockIdx.x) % pieces, rest = int(blockIdx.x) / pieces;
   const int part = rest % parts, batch = rest / parts, first = part * kTileSteps;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks<T>)
     __syncwarp();
     const T* const from = channels_at<const T>(p.x, batch, begin, first);
     const int r = int(threadIdx.x) - halo;
-    if (r < rows) load_bytes(tile + r * kWide, from + r * p.x.step, row_bytes, full);
+    if (r < rows) bulk_load(tile + r * kWide, from + r * p.x.step, row_bytes, full);
   }
   const bool mine = own < wide;
   const Filters<kFour, kN> filter = load_four<kN>(p, mine ? begin + own : begin);
@@ -65,13 +65,13 @@ __global__ void __launch_bounds__(kThreads, kTileBlocks<T>)
     }
     for (; k < rows; ++k) step();
   }
-  publish_shared_writes();
+  fence_proxy_async_shared();
   __syncthreads();
   const int r = int(threadIdx.x);
   if (r < rows) {
-    store_bytes(channels_at<T>(a.y, batch, begin, first) + r * a.y.step, tile + r * kWide, row_bytes);
-    commit_stores();
-    wait_until_stores_have_read();
+    bulk_store(channels_at<T>(a.y, batch, begin, first) + r * a.y.step, tile + r * kWide, row_bytes);
+    bulk_commit();
+    bulk_wait_read();
   }
 }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/common/gpu/activations.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/view.cuh"
 #include "kernels/mamba/gated_norm.h"
 
@@ -122,9 +122,9 @@ __global__ void __launch_bounds__(kMaxLanes, 640 / kMaxLanes) backward_held(cons
     for (int t = 0; t < kBackwardTensors; ++t) {
 #pragma unroll
       for (int k = 0; k < kHeld; ++k)
-        start_copy<16>(place(row, t, k), next[t] + k * apart, row >= count || k * apart >= has);
+        cp_async<16>(place(row, t, k), next[t] + k * apart, row >= count || k * apart >= has);
     }
-    commit_copies();
+    cp_async_commit();
     next[0] += p.x_stride, next[1] += p.z_stride, next[2] += a.dy_stride;
   };
   const auto get = [&](int row, int tensor, int k, float(&f)[kN]) {
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kMaxLanes, 640 / kMaxLanes) backward_held(cons
     rstds += l.groups;
     if (row + 1 < count) next_rstd = *rstds;
     send(row + 1);
-    wait_copies<1>();
+    cp_async_wait<1>();
     float s[kHeld][kN], g[kHeld][kN], dot[1] = {0.f};
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kMaxLanes, 640 / kMaxLanes) backward_held(cons
     }
     dx += p.cols, dz += p.cols;
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
   if (wanted >= l.units) return;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {

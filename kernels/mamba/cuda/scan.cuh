@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/view.cuh"
 #include "kernels/mamba/scan.h"
 
@@ -138,7 +138,7 @@ struct Raw {
 
   __device__ __forceinline__ void fetch(int k, const T* from) {
 #pragma unroll
-    for (int i = 0; i < kPieces; ++i) start_copy(&pieces[k][i][threadIdx.x], from + i * kPerVector<T>, false);
+    for (int i = 0; i < kPieces; ++i) cp_async(&pieces[k][i][threadIdx.x], from + i * kPerVector<T>, false);
   }
   __device__ __forceinline__ void read(int k, float (&f)[kVector]) const {
     Pack<T, kVector> v;

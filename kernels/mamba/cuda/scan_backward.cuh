@@ -5,6 +5,7 @@
 // memory and over slots by another launch: in a fixed order.
 #pragma once
 
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/scan_elements.cuh"
 
 namespace mamba::scan::gpu {
@@ -79,7 +80,7 @@ __device__ __forceinline__ void walk_forward(const Problem& p, Memory& m, int be
 #pragma unroll
         for (int n = 0; n < S::kPer; ++n) {
           const float before = enters ? lane.h[e][n] : 0.f, by = kConstant && p.b.constant ? own.b[e][n] : b[n];
-          lane.h[e][n] = exp2(inputs[e][2 * s] * lane.rate[e][n]) * before + inputs[e][2 * s + 1] * by;
+          lane.h[e][n] = exp2_approx(inputs[e][2 * s] * lane.rate[e][n]) * before + inputs[e][2 * s + 1] * by;
         }
       }
     }
@@ -121,7 +122,7 @@ __device__ __forceinline__ void walk_back(const Problem& p, Memory& m, int begin
 #pragma unroll
         for (int n = 0; n < S::kPer; ++n) {
           float& h = lane.h[e][n];
-          a[s][e][n] = exp2(inputs[e][i % 2 * 2] * lane.rate[e][n]);
+          a[s][e][n] = exp2_approx(inputs[e][i % 2 * 2] * lane.rate[e][n]);
           held[s][e][n] = enters ? a[s][e][n] * h : 0.f;
           h = held[s][e][n] + inputs[e][i % 2 * 2 + 1] * by.b_of(p, own, e, n);
           part_y[e][i] += by.c_of(p, own, e, n) * h;
@@ -283,7 +284,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       // ---- producer: tokens and states of this chunk; the next chunk's copies start
       const int half = chunk % 2;
       if constexpr (kAhead<T>) {
-        wait_copies<0>();
+        cp_async_wait<0>();
         m.restore(0, lane.h);
         store_tokens<T, kAlong, S>(plan.layouts, steps, marks, m);
         if (plan.layouts.b == Along::kAny) load_tokens_each<S, kSteps>(p.b, b, m.b);

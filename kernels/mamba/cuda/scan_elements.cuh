@@ -2,6 +2,7 @@
 // leaves there. u, delta, z and dy are read twice, the second time from the cache.
 #pragma once
 
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/scan.cuh"
 
 namespace mamba::scan::gpu {
@@ -123,9 +124,9 @@ __device__ __forceinline__ void load_saved(const float* from, const Problem& p, 
 template <class S, class Memory>
 __device__ __forceinline__ void fetch_saved(const float* from, const Problem& p, Memory& m) {
   for_saved<S>(from, p, m.at, [&](int i, const float* saved, bool inside) {
-    start_copy<4>(&m.states[0][i / 4][threadIdx.x][i % 4], saved, !inside);
+    cp_async<4>(&m.states[0][i / 4][threadIdx.x][i % 4], saved, !inside);
   });
-  commit_copies();
+  cp_async_commit();
 }
 
 // Where a vector lies: one of its strides is 1.
@@ -210,7 +211,7 @@ __device__ __forceinline__ void fetch_chunk(const Backward& a, const TokenLayout
   if (along != Along::kAny && at.step < steps)
     m.chunks.tokens.fetch(0, static_cast<const T*>(v.data) + m.begins[is_c ? kOfC : kOfB] + at.channel * v.channel +
                                  (at.step - before * kSteps) * v.step);
-  commit_copies();
+  cp_async_commit();
 }
 // B and C of a chunk that has come, to where the walk reads them.
 template <class T, Along kAlong, class S>

@@ -2,6 +2,7 @@
 // and two sums; the powers (16 a cycle and multiprocessor) are what it waits for.
 #pragma once
 
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/scan.cuh"
 
 namespace mamba::scan::gpu {
@@ -49,11 +50,11 @@ class Fetcher {
       if (along_ != Along::kAny && first + token_.step < p.length) m.tokens.fetch(0, tokens_);
       tokens_ += kTile * of(p).view.step;
     }
-    commit_copies();
+    cp_async_commit();
   }
   __device__ __forceinline__ void fetch_gate(const Problem& p, const Place& at, int64_t first, Memory& m) {
     if (p.z.data != nullptr) fetch(p.z, at, p.length - first, z_, m.z);
-    commit_copies();
+    cp_async_commit();
   }
   // The thread's vector of B or C, which has come, to where the walk reads it.
   __device__ __forceinline__ void store_tokens(int64_t left, const Marks* marks, Memory& m) const {
@@ -191,7 +192,7 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
             by_b = p.b.constant ? own_b[e][n] : by_b;
             by_c = p.c.constant ? own_c[e][n] : by_c;
           }
-          h[e][n] = exp2(inputs[e][2 * s] * rate[e][n]) * before + inputs[e][2 * s + 1] * by_b;
+          h[e][n] = exp2_approx(inputs[e][2 * s] * rate[e][n]) * before + inputs[e][2 * s + 1] * by_b;
           if constexpr (!kStates) part[e][s] += by_c * h[e][n];
         }
       }
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>
     }
     // A thread's numbers of u, Δ and y are its own up to the walk, and so are B and C after it: two barriers a tile.
     const Marks* const marks = kPacked ? &m.marks : nullptr;
-    wait_copies<1>();  // all but the gate's
+    cp_async_wait<1>();  // all but the gate's
     if (std::is_void_v<T> || tokens.b == Along::kAny)
       load_tokens_each<S, kTile>(p.b, {tokens_begin(p.b, at, first), p.states, steps, marks}, m.b);
     if (std::is_void_v<T> || tokens.c == Along::kAny)
@@ -267,10 +268,10 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>
     __syncthreads();
     walk<Memory, S, kPacked, kConstant, kStates>(p, m, steps, rate, own_b, own_c, h);
     __syncthreads();
-    wait_copies<1>();  // all but the next tile's
+    cp_async_wait<1>();  // all but the next tile's
     if constexpr (!kStates) close_tile<T, kAlong, S, kPacked>(a, at, first, steps, y, m);
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
   store_numbers<S>(a.last, p, at, at.batch, 0, h);
 }
 

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
     float& at = states.memory[part * p.channels * p.states + n];
     const float left = at;
     at = h;
-    h = exp2(sums[part * p.channels + channel] * rate) * h + left;
+    h = exp2_approx(sums[part * p.channels + channel] * rate) * h + left;
   }
   if (end.data != nullptr) write(end, 0, channel, state, h);
 }

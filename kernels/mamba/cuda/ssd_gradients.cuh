@@ -2,6 +2,7 @@
 // rows, tokens i >= j columns: G_ji = B_j . C_i and E_ji = x_j . dy_i.
 #pragma once
 
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/ssd_tile.cuh"
 
 namespace mamba::ssd::gpu {
@@ -105,12 +106,12 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   // ---- prologue: B, C and the first stages are loaded; the pairs C_i B_j, which all heads of the block share
   load_group(b, p.B), load_group(c, p.C);
   if (int(threadIdx.x) < kTokens) m.start[threadIdx.x] = starts[threadIdx.x];
-  commit_copies();
+  cp_async_commit();
   for (int i = 0; i < block.stages; ++i) {
     if (i < item.count) load(i);
-    commit_copies();
+    cp_async_commit();
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
 
   const auto above = [&](int g) { return column(g) + 15 < row; };  // of columns before all rows: i < j
@@ -120,9 +121,9 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   // ---- main loop: one head's tile of the chunk a pass
   for (int i = 0; i < item.count; ++i) {
     if (block.stages == 2)
-      wait_copies<1>();
+      cp_async_wait<1>();
     else
-      wait_copies<0>();
+      cp_async_wait<0>();
     __syncthreads();
     const Rows x = x_of(i), dy = dy_of(i), h = state_of(i), dh = dstate_of(i);
     const float* steps = steps_of(i);
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     const float delta_k = step(kDelta, k), slope_k = step(kSlope, k);
     __syncthreads();
     if (i + block.stages < item.count) load(i + block.stages);
-    commit_copies();
+    cp_async_commit();
 
     // ---- dl_k and what comes of it: kEach threads a token
     if (last_tile) {

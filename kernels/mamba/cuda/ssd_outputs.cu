@@ -1,5 +1,6 @@
 // State space duality on a GPU: y from what entered each chunk and the chunk's own tokens (ssd_plan.h).
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/ssd_tile.cuh"
 
 namespace mamba::ssd::gpu {
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
         state_of(i), reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry, item.number(i),
         dim, int(plan.state8), state_pieces);
     load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, B::kStepsRead * kTokens);
-    commit_copies();
+    cp_async_commit();
   };
   const auto load_group = [&](const Rows& to, const Tokens& t) {
     load_tile<T, kTokens>(to, source_of<T>(t, item.batch, item.first, item.group, item.rows, states, begins),
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   // ---- prologue: B, C and the first stage are loaded; the pairs C_i B_j, which all heads of the block share
   load_group(c, p.C), load_group(b, p.B);
   load(0);
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
 
   // G_ij, of which columns up to the diagonal are wanted
@@ -110,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
         // T_ij Δ_j
         const auto weight = [&](int second, int j) {
           if constexpr (kParts == 1)
-            return exp2(mine[second].sum - steps[kShifted * kTokens + j]);
+            return exp2_approx(mine[second].sum - steps[kShifted * kTokens + j]);
           else
             return decay(mine[second], Decayed<kParts>(steps, kTokens, j)) * steps[kDelta * kTokens + j];
         };
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
 #pragma unroll
       for (int g = 0; g < B::kGroups; g += 2) write_sums_32(to, y[g], y[g + 1], column(g));
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
   }
 }
 

@@ -2,6 +2,7 @@
 // head's state in registers and walks over the chunks: H <- keep H + sum of w_j x_j ⊗ B_j, where forward w_j is
 // r_j Δ_j, and backward the same of dH with dy, C and e_j.
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/ssd_tile.cuh"
 
 namespace mamba::ssd::gpu {
@@ -99,10 +100,10 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     const float* steps = steps_of(chunk);
     const int t = int(threadIdx.x);
     if (t < kPieces)
-      start_copy(stage.weight + 4 * t, steps + (walk.backward ? kEnter : kWeight) * kTokens + 4 * t, false);
+      cp_async(stage.weight + 4 * t, steps + (walk.backward ? kEnter : kWeight) * kTokens + 4 * t, false);
     else if (t == kPieces)
-      start_copy(stage.keep, steps + kStepArrays * kTokens, false);
-    commit_copies();
+      cp_async(stage.keep, steps + kStepArrays * kTokens, false);
+    cp_async_commit();
   };
 
   // ---- what a pass stores
@@ -160,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
   // ---- main loop: over chunks, the next one loads meanwhile
   if (plan.chunks > 0) load(0);
   for (int64_t i = 0; i < plan.chunks; ++i) {
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     if (i + 1 < plan.chunks) load(i + 1);
     keep(chunk_of(i));

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
   // S of bfloat16's steps is kept in one float; of the others' in two, for which it is summed in float64.
   constexpr bool kNarrow = kTokens == 64;
   using Sum = std::conditional_t<kNarrow, float, double>;
-  next_launch_may_begin();
+  launch_dependents();
   const int lane = int(threadIdx.x) % 32;
   const auto blocks = uint32_t((p.heads + kWarps - 1) / kWarps), chunk_of = blockIdx.x / blocks;
   const int64_t chunk = chunk_of, head = blockIdx.x % blocks * kWarps + threadIdx.x / 32;
@@ -129,10 +129,12 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
   };
   float leave[kEach];
 #pragma unroll
-  for (int e = 0; e < kEach; ++e) leave[e] = lane * kEach + e >= begins.last_start ? exp2(float(end - sum[e])) : 0.f;
+  for (int e = 0; e < kEach; ++e)
+    leave[e] = lane * kEach + e >= begins.last_start ? exp2_approx(float(end - sum[e])) : 0.f;
   write_all(kSum, [&](int e) { return float(sum[e]); });
   write_all(kShifted, [&](int e) { return float(sum[e]) - __log2f(delta[e]); });
-  write_all(kEnter, [&](int e) { return begins.start[e] < 0 && !begins.padding[e] ? exp2(float(sum[e])) : 0.f; });
+  write_all(kEnter,
+            [&](int e) { return begins.start[e] < 0 && !begins.padding[e] ? exp2_approx(float(sum[e])) : 0.f; });
   write_all(kWeight, [&](int e) { return leave[e] * delta[e]; });
   if (plan.backward || plan.parts > 1) {
     write_all(kDelta, [&](int e) { return delta[e]; });
@@ -141,8 +143,8 @@ __global__ void __launch_bounds__(kThreads) write_steps(const Problem p, const P
     write_all(kSlope, [&](int e) { return slope[e]; });
   }
   if (lane == 0)  // a vector, as it is read
-    *reinterpret_cast<float4*>(to + kStepArrays * kTokens) = {begins.last_start < 0 ? exp2(float(end)) : 0.f, 0.f, 0.f,
-                                                              0.f};
+    *reinterpret_cast<float4*>(to + kStepArrays * kTokens) = {begins.last_start < 0 ? exp2_approx(float(end)) : 0.f,
+                                                              0.f, 0.f, 0.f};
   if (head > 0) return;
   int* starts = reinterpret_cast<int*>(memory + plan.starts) + chunk * (kTokens + 1);
 #pragma unroll

@@ -1,16 +1,18 @@
 // Tiles of state space duality in shared memory, and their products (ssd_plan.h says in what numbers).
 #pragma once
 
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/ldmatrix.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 #include "kernels/mamba/cuda/ssd_plan.h"
 #include "kernels/mamba/cuda/view.cuh"
 
 namespace mamba::ssd::gpu {
 
 using namespace mamba::gpu;
-using kernels::gpu::commit_copies;
-using kernels::gpu::start_copy;
-using kernels::gpu::wait_copies;
+using kernels::gpu::cp_async;
+using kernels::gpu::cp_async_commit;
+using kernels::gpu::cp_async_wait;
 
 // ---- numbers in parts
 
@@ -134,14 +136,14 @@ __device__ __forceinline__ void load_tile(const Rows& to, const Source<T>& from,
       if (from.rows == kRows && from.starts == nullptr) {
 #pragma unroll 4
         for (int row = pieces.row; row < kRows; row += pieces.rows) {
-          start_copy(out, in, !there);
+          cp_async(out, in, !there);
           out += pieces.rows * to.stride, in += step;
         }
         return;
       }
       for (int row = pieces.row; row < kRows; row += pieces.rows) {
         const bool counted = there && counts(row);
-        start_copy(out, counted ? in : from.data, !counted);
+        cp_async(out, counted ? in : from.data, !counted);
         out += pieces.rows * to.stride, in += step;
       }
       return;
@@ -165,7 +167,7 @@ __device__ __forceinline__ void load_plain(const Rows& to, const BFloat16* data,
   BFloat16* out = to.at(0, row, column);
 #pragma unroll
   for (int i = 0; i < kRows / kPass; ++i) {
-    start_copy(out + i * kPass * to.stride, in, row + i * kPass >= rows);
+    cp_async(out + i * kPass * to.stride, in, row + i * kPass >= rows);
     in += kPass * step;
   }
 }
@@ -184,7 +186,7 @@ __device__ __forceinline__ void load_state(const Rows& to, const BFloat16* from,
 #pragma unroll 4
     for (int r = pieces.row; r < kRows; r += pieces.rows) {
       const bool zeros = !kPlain && (!there || row + r >= dim);
-      start_copy(out, zeros ? from : in, zeros);
+      cp_async(out, zeros ? from : in, zeros);
       out += pieces.rows * to.stride, in += step;
     }
   }
@@ -192,7 +194,7 @@ __device__ __forceinline__ void load_state(const Rows& to, const BFloat16* from,
 // Whole 16-byte pieces of floats.
 template <int kThreads>
 __device__ __forceinline__ void load_floats_early(float* to, const float* from, int count) {
-  for (int i = threadIdx.x; i < count / 4; i += kThreads) start_copy(to + 4 * i, from + 4 * i, false);
+  for (int i = threadIdx.x; i < count / 4; i += kThreads) cp_async(to + 4 * i, from + 4 * i, false);
 }
 
 // ---- tokens outside: rows as a thread has them in its sums
@@ -277,18 +279,18 @@ template <Lie kLie>
 __device__ __forceinline__ void load_a(uint32_t (&w)[4], const Rows& a, int part, int row, int k) {
   const int t = lane_of(), in = t % 8, second = t / 8 % 2 * 8, third = t / 16 * 8;
   if constexpr (kLie == Lie::kAlong)
-    kernels::gpu::load_matrices(w, a.at(part, row + in + second, k + third));
+    kernels::gpu::ldmatrix_x4(w, a.at(part, row + in + second, k + third));
   else
-    kernels::gpu::load_matrices_transposed(w, a.at(part, k + in + third, row + second));
+    kernels::gpu::ldmatrix_x4_trans(w, a.at(part, k + in + third, row + second));
 }
 // B[16 k, 16 columns]: words 0 and 1 of the first eight columns, 2 and 3 of the others.
 template <Lie kLie>
 __device__ __forceinline__ void load_b(uint32_t (&w)[4], const Rows& b, int part, int k, int column) {
   const int t = lane_of(), in = t % 8, second = t / 8 % 2 * 8, third = t / 16 * 8;
   if constexpr (kLie == Lie::kAlong)
-    kernels::gpu::load_matrices(w, b.at(part, column + in + third, k + second));
+    kernels::gpu::ldmatrix_x4(w, b.at(part, column + in + third, k + second));
   else
-    kernels::gpu::load_matrices_transposed(w, b.at(part, k + in + second, column + third));
+    kernels::gpu::ldmatrix_x4_trans(w, b.at(part, k + in + second, column + third));
 }
 
 // 16 x 16 sums: two blocks of eight columns, laid out as mma.cuh says.
@@ -296,8 +298,8 @@ struct Sums {
   float d[2][4];
 };
 __device__ __forceinline__ void multiply_16x16(Sums& s, const uint32_t (&a)[4], const uint32_t (&b)[4]) {
-  kernels::gpu::mma_16x8<BFloat16>(s.d[0], a, b[0], b[1]);
-  kernels::gpu::mma_16x8<BFloat16>(s.d[1], a, b[2], b[3]);
+  kernels::gpu::mma_m16n8k16<BFloat16>(s.d[0], a, b[0], b[1]);
+  kernels::gpu::mma_m16n8k16<BFloat16>(s.d[1], a, b[2], b[3]);
 }
 // s += A B of 16 k from `k`: A's fragments of all parts, B's 16 columns from `column`. Parts too small to count are
 // left out.
@@ -436,7 +438,7 @@ struct Decayed {
 };
 template <int kParts>  // T_ij
 __device__ __forceinline__ float decay(const Decayed<kParts>& i, const Decayed<kParts>& j) {
-  return kParts > 1 ? exp2((i.sum - j.sum) + (i.rest - j.rest)) : exp2(i.sum - j.sum);
+  return kParts > 1 ? exp2_approx((i.sum - j.sum) + (i.rest - j.rest)) : exp2_approx(i.sum - j.sum);
 }
 
 }  // namespace mamba::ssd::gpu

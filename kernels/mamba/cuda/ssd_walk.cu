@@ -5,6 +5,7 @@
 // Warps have 16 rows each: of the chunk's tokens for G and y, of the head's numbers for the state. In a chunk: the
 // state as it enters goes to shared memory; y = e_i C H^T + (G T Δ) x; H <- keep H + sum of w_j x_j ⊗ B_j.
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 #include "kernels/mamba/cuda/ssd_tile.cuh"
 
 namespace mamba::ssd::gpu {
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const int64_t head = of_head % p.heads, batch = of_head / p.heads, group = head / (p.heads / p.groups);
   const auto each = [](int g) { return 16 * g; };
 
-  wait_for_launch_before();
+  grid_dependency_wait();
 
   // the state's rows of this warp
   Sums state[kStateGroups] = {};
@@ -74,15 +75,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     constexpr int kPieces = kStepsRead * kTokens / 4;
     const int t = int(threadIdx.x);
     if (t < kPieces)
-      start_copy(stage.steps + 4 * t, steps + 4 * t, false);
+      cp_async(stage.steps + 4 * t, steps + 4 * t, false);
     else if (t == kPieces)
-      start_copy(stage.keep, steps + kStepArrays * kTokens, false);
+      cp_async(stage.keep, steps + kStepArrays * kTokens, false);
   };
 
   // ---- main loop: over chunks
   if (plan.chunks > 0) {
     load_x(0), load_group(m.b, b, p.B, 0), load_group(m.c, c, p.C, 0);
-    commit_copies();
+    cp_async_commit();
   }
   const Rows bs = tile(m.b, kTokens, kStates), cs = tile(m.c, kTokens, kStates), h = tile(m.state, kNumbers, kStates);
   for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
@@ -98,10 +99,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         *reinterpret_cast<uint32_t*>(h.at(0, my_row + 8 * second, 16 * g + n)) = pack_pair<BFloat16>(v[0], v[1]);
       });
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     if (chunk + 1 < plan.chunks) load_x(chunk + 1);
-    commit_copies();
+    cp_async_commit();
 
     // ---- y: through the state, then of the chunk's own tokens
     const auto above = [&](int g) { return 16 * g > row; };
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       each_pair(dots[k], [&](float* v, int second, int n) {
         const int j = 16 * k + n, r = my_row + 8 * second;
         const float2 shifted = *reinterpret_cast<const float2*>(steps + kShifted * kTokens + j);
-        float low = exp2(sums[second] - shifted.x) * v[0], high = exp2(sums[second] - shifted.y) * v[1];
+        float low = exp2_approx(sums[second] - shifted.x) * v[0], high = exp2_approx(sums[second] - shifted.y) * v[1];
         if (16 * k == row) low = j <= r ? low : 0.f, high = j + 1 <= r ? high : 0.f;
         rows[2 * int((v - &dots[k].d[0][0]) / 4) + second] = pack_pair<BFloat16>(low, high);
       });
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     __syncthreads();  // B, C and the state in shared memory have been read
     if (chunk + 1 < plan.chunks) load_group(m.b, b, p.B, chunk + 1), load_group(m.c, c, p.C, chunk + 1);
-    commit_copies();
+    cp_async_commit();
   }
 
   // ---- epilogue: the last state

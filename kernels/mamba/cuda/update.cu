@@ -92,8 +92,8 @@ constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
 // beside the state's numbers in float32.
 template <class T, bool kAlike>
 __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const Problem p, const Plan plan) {
-  wait_for_launch_before();
-  next_launch_may_begin();
+  grid_dependency_wait();
+  launch_dependents();
   constexpr int kN = kPerVector<T>, kE = kEntries<kAlike>, kAtOnce = kUnderWay<T, kAlike>;
   const int lane = int(threadIdx.x) % 32, lanes = plan.lanes, at_once = 32 / lanes;
   const int row = lane / lanes, beside = lane % lanes;  // its row of those at once, its vector of the row's
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const 
         b[e][i] = value_of(b_bits[e][i], p.b.view.type), c[e][i] = value_of(c_bits[e][i], p.c.view.type);
       const float delta = inputs[e].delta(p, weights), rate = delta * kLog2E;
       input[e] = delta * value_of(inputs[e].x, p.x.view.type);
-      power[e] = kAlike ? exp2(rate * value_of(weights.a, p.a.view.type)) : rate;
+      power[e] = kAlike ? exp2_approx(rate * value_of(weights.a, p.a.view.type)) : rate;
     }
     for (int k = 0; k < lanes; k += kAtOnce) {
       float sums[kE][kAtOnce];
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const 
           sums[e][u] = 0.f;
 #pragma unroll
           for (int i = 0; i < kN; ++i) {
-            h[i] = (kAlike ? by : exp2(by * a[kAlike ? 0 : u][i])) * h[i] + in * b[e][i];
+            h[i] = (kAlike ? by : exp2_approx(by * a[kAlike ? 0 : u][i])) * h[i] + in * b[e][i];
             sums[e][u] += h[i] * c[e][i];
           }
           if (of < end && own[e].entry >= 0) store_floats<kN>(state[e] + u * apart, h);
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan
     const int64_t to = at(p.state, own.entry, own.head, own.i) + n * s.step;
     const float rate = read(a.data, a.type, at(p.a, 0, own.head, own.i) + n * a.step);
     const float b = read(p.b.view.data, p.b.view.type, at(p.b, own.batch, group, n));
-    const float h = exp2(delta * kLog2E * rate) * read(s.data, s.type, to) + input * b;
+    const float h = exp2_approx(delta * kLog2E * rate) * read(s.data, s.type, to) + input * b;
     y += h * read(p.c.view.data, p.c.view.type, at(p.c, own.batch, group, n));
     write(s.data, s.type, to, h);
   }

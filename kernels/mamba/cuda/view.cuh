@@ -55,35 +55,25 @@ __device__ __forceinline__ int32_t sequence_at(const Sequences& s, int64_t batch
 }
 
 // ---- functions
-__device__ __forceinline__ float exp2(float x) {  // one instruction, 2 ulp
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-__device__ __forceinline__ float log2_above_one(float x) {  // x >= 1: its absolute error is 2^-22
-  float r;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
-}
-__device__ __forceinline__ float sigmoid(float x) { return reciprocal(1.f + exp2(x * -kLog2E)); }
+__device__ __forceinline__ float sigmoid(float x) { return rcp_approx(1.f + exp2_approx(x * -kLog2E)); }
 
 // log(1 + e^x). Where e = e^x is below 1/2 a polynomial, to 1.1e-7 of the result: the logarithm's absolute error would
 // be 3e-6 of a Δ of 0.05, and the state of a slow decay holds a thousand of them. Both are computed: no branch.
 __device__ __forceinline__ float softplus(float x) {
-  const float e = exp2(x * kLog2E);
+  const float e = exp2_approx(x * kLog2E);
   float sum = fmaf(-0.027207145f, e, 0.086332887f);
   sum = fmaf(sum, e, -0.146500915f), sum = fmaf(sum, e, 0.195703551f), sum = fmaf(sum, e, -0.249482989f);
   sum = fmaf(sum, e, 0.333302051f), sum = fmaf(sum, e, -0.499999255f);
   sum = fmaf(sum, e * e, e);
-  const float whole = kLn2 * log2_above_one(1.f + e);
+  const float whole = kLn2 * log2_approx(1.f + e);
   sum = e < 0.5f ? sum : whole;
   return x > 20.f ? x : sum;
 }
 
 // The same with its derivative, sigmoid(x).
 __device__ __forceinline__ float softplus(float x, float& slope) {
-  const float e = exp2(x * kLog2E);
-  slope = x > 20.f ? 1.f : e * reciprocal(1.f + e);
+  const float e = exp2_approx(x * kLog2E);
+  slope = x > 20.f ? 1.f : e * rcp_approx(1.f + e);
   return softplus(x);
 }
 

@@ -6,10 +6,10 @@
 //   for each row:  make the next row's value;  receive this row's;  send the next one's;  write this row;  refill
 #pragma once
 
-#include "kernels/common/gpu/copy_behind.cuh"
-#include "kernels/common/gpu/softmax_state.cuh"
+#include "kernels/common/gpu/reduce/softmax_state.cuh"
+#include "kernels/common/gpu/tile/copy_async.cuh"
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#include "kernels/common/gpu/cluster.cuh"
+#include "kernels/common/gpu/ptx/cluster.cuh"
 #endif
 
 namespace kernels::gpu {
@@ -17,14 +17,14 @@ namespace kernels::gpu {
 template <bool kCluster>
 __device__ __forceinline__ int blocks_of_row() {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (kCluster) return int(blocks_in_cluster());
+  if constexpr (kCluster) return int(cluster_nctarank());
 #endif
   return 1;
 }
 template <bool kCluster>
 __device__ __forceinline__ int rank_in_row() {
 #if __CUDA_ARCH__ >= 900
-  if constexpr (kCluster) return int(rank_in_cluster());
+  if constexpr (kCluster) return int(cluster_ctarank());
 #endif
   return 0;
 }
@@ -52,11 +52,11 @@ class StreamedRows {
       for (int t = 0; t < kTensors; ++t) {
 #pragma unroll
         for (int k = 0; k < kVectors; ++k) {
-          if (has(k)) copy_behind(at(slot, t, k), from(t, k));
+          if (has(k)) copy_async(at(slot, t, k), from(t, k));
         }
       }
     }
-    end_of_copies();
+    copy_async_commit();
   }
   __device__ __forceinline__ Pack<T, N> get(int slot, int tensor, int k) const {
     const uint4 v = *at(slot, tensor, k);
@@ -133,9 +133,10 @@ struct Moments {
   }
 };
 
-// kStates softmaxes {top, total}, then kSums sums. kBase2: totals are of 2^(x - top), else of e^(x - top).
-template <int kStates, int kSums, bool kBase2>
+// kStates softmax states {max, sum}, then kSums sums, in one array that blocks exchange.
+template <int kStates, int kSums, class Exp>
 struct SoftmaxSums {
+  using State = SoftmaxState<Exp>;
   static constexpr int kCount = 2 * kStates + kSums;
   float v[kCount];
 
@@ -143,18 +144,15 @@ struct SoftmaxSums {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = i < 2 * kStates && i % 2 == 0 ? -INFINITY : 0.f;
   }
-  __device__ __forceinline__ float top(int k) const { return v[2 * k]; }
-  __device__ __forceinline__ float total(int k) const { return v[2 * k + 1]; }
-  static __device__ __forceinline__ float share(float top, float of) {
-    const float x = top - finite_or_zero(of);
-    return kBase2 ? exp2f(x) : expf(x);
-  }
+  __device__ __forceinline__ float max(int k) const { return v[2 * k]; }
+  __device__ __forceinline__ float sum(int k) const { return v[2 * k + 1]; }
+  __device__ __forceinline__ State state(int k) const { return {v[2 * k], v[2 * k + 1]}; }
   __device__ __forceinline__ void merge(const SoftmaxSums& other) {
 #pragma unroll
     for (int k = 0; k < kStates; ++k) {
-      const float top = fmaxf(v[2 * k], other.v[2 * k]);
-      v[2 * k + 1] = v[2 * k + 1] * share(v[2 * k], top) + other.v[2 * k + 1] * share(other.v[2 * k], top);
-      v[2 * k] = top;
+      State mine = state(k);
+      mine.merge(other.state(k));
+      v[2 * k] = mine.max, v[2 * k + 1] = mine.sum;
     }
 #pragma unroll
     for (int i = 2 * kStates; i < kCount; ++i) v[i] += other.v[i];
@@ -163,11 +161,11 @@ struct SoftmaxSums {
   __device__ __forceinline__ void over_lanes() {
 #pragma unroll
     for (int k = 0; k < kStates; ++k) {
-      float top = v[2 * k];
+      float max = v[2 * k];
 #pragma unroll
-      for (int o = kEnd / 2; o >= kStep; o /= 2) top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, o));
-      v[2 * k + 1] *= share(v[2 * k], top);
-      v[2 * k] = top;
+      for (int o = kEnd / 2; o >= kStep; o /= 2) max = fmaxf(max, __shfl_xor_sync(kAllLanes, max, o));
+      v[2 * k + 1] *= state(k).weight_at(max);
+      v[2 * k] = max;
     }
 #pragma unroll
     for (int i = 1; i < kCount; i += i < 2 * kStates - 1 ? 2 : 1) {
@@ -190,8 +188,8 @@ class RowExchange {
   static_assert(kBundle * kMaxBlocks <= 32);
   struct Memory {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-    Barrier of_block[2];  // its warps have written
-    Barrier full[2];      // the blocks' values have come; this block's first warp has read what its warps had written
+    Mbarrier of_block[2];  // its warps have written
+    Mbarrier full[2];      // the blocks' values have come; this block's first warp has read what its warps had written
 #endif
     float warps[2][kMaxWarps][kBundle][Value::kCount], blocks[2][kMaxBlocks][kBundle][Value::kCount];
   };
@@ -199,12 +197,12 @@ class RowExchange {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kCluster) {
       if (threadIdx.x == 0) {
-        for (Barrier& of_block : memory.of_block) of_block.init(int(blockDim.x) / 32 * kBundle);
-        for (Barrier& full : memory.full) full.init(1 + 32), full.arrive_expecting(bytes());
-        publish_barriers();
+        for (Mbarrier& of_block : memory.of_block) of_block.init(int(blockDim.x) / 32 * kBundle);
+        for (Mbarrier& full : memory.full) full.init(1 + 32), full.arrive_expect_tx(bytes());
+        fence_mbarrier_init();
       }
-      cluster_begins();
-      wait_for_cluster();
+      cluster_arrive_relaxed();
+      cluster_wait();
     }
 #endif
   }
@@ -223,10 +221,11 @@ class RowExchange {
       memory_.of_block[turn_].wait(parity_);
       const Value all = of_warps();
       const int block = int(threadIdx.x) / kBundle, row = int(threadIdx.x) % kBundle;
-      if (block < int(blocks_in_cluster())) {
-        float* there = memory_.blocks[turn_][rank_in_cluster()][row];
+      if (block < int(cluster_nctarank())) {
+        float* there = memory_.blocks[turn_][cluster_ctarank()][row];
 #pragma unroll
-        for (int i = 0; i < Value::kCount; ++i) store_to(uint32_t(block), there[i], all.v[i], memory_.full[turn_]);
+        for (int i = 0; i < Value::kCount; ++i)
+          st_async_cluster(uint32_t(block), there[i], all.v[i], memory_.full[turn_]);
       }
       memory_.full[turn_].arrive();
     }
@@ -238,12 +237,12 @@ class RowExchange {
 #if __CUDA_ARCH__ >= 900
       memory_.full[turn_].wait(parity_);
       const int lane = int(threadIdx.x) % (kMaxBlocks * kBundle), block = lane / kBundle;
-      if (block < int(blocks_in_cluster())) {
+      if (block < int(cluster_nctarank())) {
 #pragma unroll
         for (int i = 0; i < Value::kCount; ++i) all.v[i] = memory_.blocks[turn_][block][lane % kBundle][i];
       }
       all.template over_lanes<kBundle, kMaxBlocks * kBundle>();
-      if (threadIdx.x == 0) memory_.full[turn_].arrive_expecting(bytes());
+      if (threadIdx.x == 0) memory_.full[turn_].arrive_expect_tx(bytes());
       parity_ ^= uint32_t(turn_);
 #endif
     } else {
@@ -259,7 +258,7 @@ class RowExchange {
   // No block may end while others still send to it.
   __device__ __forceinline__ void end() {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kCluster) cluster_barrier();
+    if constexpr (kCluster) cluster_sync();
 #endif
   }
 

@@ -4,8 +4,9 @@
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
-#include "kernels/common/gpu/packed_blocks.cuh"
-#include "kernels/common/gpu/packed_rows.h"
+#include "kernels/common/gpu/gemv/packed_blocks.cuh"
+#include "kernels/common/gpu/gemv/packed_rows.h"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
 
 namespace kernels::gpu {
 
@@ -75,8 +76,8 @@ __device__ __forceinline__ void start_norm(const PackedRows& a, uint8_t* to) {
   if (a.norm == nullptr) return;
 #pragma unroll 1
   for (int at = 16 * int(threadIdx.x); at < 2 * a.in; at += 16 * 32 * kPackedConsumers)
-    start_copy(to + at, static_cast<const uint8_t*>(a.norm) + at, false);
-  commit_copies();
+    cp_async(to + at, static_cast<const uint8_t*>(a.norm) + at, false);
+  cp_async_commit();
 }
 
 // Sums of squares of each row, a warp's part each.
@@ -171,7 +172,7 @@ __device__ __forceinline__ void make_x(const PackedRows& a, const uint8_t* norm,
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pieces = (a.in + kPackedPiece - 1) / kPackedPiece;
   const auto row_of = [&](int at) { return kRows == 1 ? int(at >= pieces) : at / pieces; };
   const auto column_of = [&](int at, int row) { return (at - row * pieces) * kPackedPiece + 8 * lane; };
-  if (a.norm != nullptr) squares_of_rows<T>(a, squares), wait_copies<0>();
+  if (a.norm != nullptr) squares_of_rows<T>(a, squares), cp_async_wait<0>();
 #pragma unroll 1
   for (int begin = warp; begin < pieces * kRows; begin += kPackedConsumers * kAtOnce) {
     Pack<T, 8> given[kAtOnce];

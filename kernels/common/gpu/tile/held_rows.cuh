@@ -2,9 +2,9 @@
 // cluster of blocks, and what the threads of a row compute together.
 #pragma once
 
-#include "kernels/common/gpu/softmax_state.cuh"
+#include "kernels/common/gpu/reduce/softmax_state.cuh"
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#include "kernels/common/gpu/cluster.cuh"
+#include "kernels/common/gpu/ptx/cluster.cuh"
 #endif
 
 namespace kernels::gpu {
@@ -35,9 +35,9 @@ struct HeldPlace {
     }
     if constexpr (kHold == Hold::kCluster) {
 #if __CUDA_ARCH__ >= 900
-      const unsigned blocks = blocks_in_cluster();
+      const unsigned blocks = cluster_nctarank();
       row = blockIdx.x / blocks;
-      first = int64_t{rank_in_cluster()} * kVectors * this->lanes * N;
+      first = int64_t{cluster_ctarank()} * kVectors * this->lanes * N;
 #endif
     }
     has_row = row < rows;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void fetch_row(Pack<T, kPerVector<T>> (&v)[kVectors],
   const T* at = static_cast<const T*>(data) + p.row * stride;
 #pragma unroll
   for (int k = 0; k < kVectors; ++k)
-    v[k] = p.has(k) ? load_kept<kPerVector<T>>(at + p.col(k)) : pack_of_words<T, kPerVector<T>>(none);
+    v[k] = p.has(k) ? load_evict_last<kPerVector<T>>(at + p.col(k)) : pack_of_words<T, kPerVector<T>>(none);
 }
 template <class T, int kVectors, class Place>
 __device__ __forceinline__ void store_row(void* data, const Place& p, const Pack<T, kPerVector<T>> (&v)[kVectors]) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_row(void* data, const Place& p, const Pack
 template <class T, int N, int kVectors>
 __device__ __forceinline__ void forget_row(Pack<T, N> (&v)[kVectors]) {
 #pragma unroll
-  for (int k = 0; k < kVectors; ++k) forget(v[k]);
+  for (int k = 0; k < kVectors; ++k) force_reunpack(v[k]);
 }
 
 // What the threads of a row compute together, the same bits in each of them. Two buffers take turns, so that one
@@ -95,7 +95,7 @@ class RowTogether {
   };
   __device__ RowTogether(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kHold == Hold::kCluster) cluster_begins();
+    if constexpr (kHold == Hold::kCluster) cluster_arrive_relaxed();
 #endif
   }
 
@@ -107,13 +107,13 @@ class RowTogether {
   __device__ __forceinline__ void max(float (&v)[kNumbers]) {
     reduce(v, larger(), -INFINITY);
   }
-  // Of kStates softmaxes at once; mine[k].top is the same in all threads of a warp, or of the row where a warp has
+  // Of kStates softmaxes at once; mine[k].max is the same in all threads of a warp, or of the row where a warp has
   // several.
   template <int kStates>
-  __device__ __forceinline__ void merge(SoftmaxState (&mine)[kStates]) {
+  __device__ __forceinline__ void merge(SoftmaxState<> (&mine)[kStates]) {
     float both[2 * kStates];
 #pragma unroll
-    for (int k = 0; k < kStates; ++k) both[2 * k] = mine[k].top, both[2 * k + 1] = of_lanes(mine[k].total, plus());
+    for (int k = 0; k < kStates; ++k) both[2 * k] = mine[k].max, both[2 * k + 1] = of_lanes(mine[k].sum, plus());
     float none[2 * kStates] = {};
 #pragma unroll
     for (int k = 0; k < kStates; ++k) none[2 * k] = -INFINITY;
@@ -122,19 +122,19 @@ class RowTogether {
         [&](float(&v)[2 * kStates]) {
 #pragma unroll
           for (int k = 0; k < kStates; ++k) {
-            const float top = in_warp(v[2 * k], larger()), share = expf(v[2 * k] - finite_or_zero(top));
-            v[2 * k + 1] = in_warp(v[2 * k + 1] * share, plus());
-            v[2 * k] = top;
+            const float max = in_warp(v[2 * k], larger()), weight = expf(v[2 * k] - finite_or_zero(max));
+            v[2 * k + 1] = in_warp(v[2 * k + 1] * weight, plus());
+            v[2 * k] = max;
           }
         },
         [&](const auto& of_block, unsigned blocks) {
 #pragma unroll
           for (int k = 0; k < kStates; ++k) {
-            SoftmaxState all;
-            for (unsigned b = 0; b < blocks; ++b) all.top = fmaxf(all.top, of_block[2 * k][b]);
+            SoftmaxState<> all;
+            for (unsigned b = 0; b < blocks; ++b) all.max = fmaxf(all.max, of_block[2 * k][b]);
             for (unsigned b = 0; b < blocks; ++b)
-              all.total += of_block[2 * k + 1][b] * expf(of_block[2 * k][b] - finite_or_zero(all.top));
-            both[2 * k] = all.top, both[2 * k + 1] = all.total;
+              all.sum += of_block[2 * k + 1][b] * expf(of_block[2 * k][b] - finite_or_zero(all.max));
+            both[2 * k] = all.max, both[2 * k + 1] = all.sum;
           }
         });
 #pragma unroll
@@ -230,14 +230,14 @@ class RowTogether {
     over_warps(v);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kHold == Hold::kCluster) {
-      const unsigned blocks = blocks_in_cluster(), rank = rank_in_cluster();
-      if (!all_began_) wait_for_cluster();
+      const unsigned blocks = cluster_nctarank(), rank = cluster_ctarank();
+      if (!all_began_) cluster_wait();
       all_began_ = true;
       if (threadIdx.x < blocks) {
 #pragma unroll
-        for (int s = 0; s < kCount; ++s) store_to(threadIdx.x, memory_.blocks[turn_][s][rank], v[s]);
+        for (int s = 0; s < kCount; ++s) st_shared_cluster(threadIdx.x, memory_.blocks[turn_][s][rank], v[s]);
       }
-      cluster_barrier();
+      cluster_sync();
       over_blocks(memory_.blocks[turn_], blocks);
     }
 #endif

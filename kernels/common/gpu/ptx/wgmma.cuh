@@ -1,5 +1,5 @@
-// Matrix products of warpgroups (wgmma, sm_90a): D[64, N] += A[64, 16] B[16, N], float32 sums of 16-bit numbers. The
-// four warps of a warpgroup issue them together; they run on while the warps do something else, until wait_products.
+// Matrix products of warpgroups (wgmma, sm_90a): D[64, N] += A[64, 16] B[16, N], float32 sums of 16-bit elements. The
+// four warps of a warpgroup issue them together; they run on while the warps do something else, until wgmma_wait.
 //
 // Sums. Thread t of the warpgroup holds rows 16 * (t / 32) + t % 32 / 4 (and 8 further): of columns 8j + t % 4 * 2 and
 // the next one, d[4j], d[4j + 1] in the first row and d[4j + 2], d[4j + 3] in the other. A in registers has the same
@@ -14,7 +14,7 @@
 #include <cstdint>
 
 #include "kernels/common/dtype.h"
-#include "kernels/common/gpu/mbarrier.cuh"
+#include "kernels/common/gpu/ptx/shared_address.cuh"
 
 namespace kernels::gpu {
 
@@ -29,7 +29,7 @@ struct WgmmaType<Half> {
   static constexpr const char name[] = "f16";
 };
 
-// What wgmma is told about an operand in shared memory: address, and two distances, all in units of 16 bytes; at bit 62
+// How wgmma takes an operand in shared memory: address, and two distances, all in units of 16 bytes; at bit 62
 // the kind of exchange. Adding to the whole adds to the address.
 using Operand = uint64_t;
 __device__ __forceinline__ Operand operand(uint32_t address, uint32_t leading_bytes) {
@@ -38,41 +38,26 @@ __device__ __forceinline__ Operand operand(uint32_t address, uint32_t leading_by
 }
 // Panels whose rows go along the product's outer dimension (A's rows, B's columns): k runs along a row.
 __device__ __forceinline__ Operand operand_by_rows(const void* panel) { return operand(shared_address(panel), 16); }
-// Panels whose rows go along k (a B that lies as [k, N]): N runs along rows and then on in panels `panel_bytes` apart.
+// Panels whose rows go along k (a B stored as [k, N]): N runs along rows and then on in panels `panel_bytes` apart.
 __device__ __forceinline__ Operand operand_by_columns(const void* panel, uint32_t panel_bytes) {
   return operand(shared_address(panel), panel_bytes);
 }
 __device__ __forceinline__ Operand moved(Operand a, uint32_t bytes) { return a + (bytes >> 4); }
 
 // Before the first product after registers of sums or A were written.
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // Products since the last call become a group.
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until at most kGroups groups are unfinished.
 template <int kGroups>
-__device__ __forceinline__ void wait_products() {
+__device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 // After the wait: keeps the compiler from using the sums before it, which their registers alone would allow.
 template <int N>
-__device__ __forceinline__ void settle(float (&d)[N]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&d)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-
-// Four blocks of 8 x 8 numbers from the layout of A to shared memory: thread t of a warp gives the address of 8
-// numbers, row t % 8 of block t / 8.
-__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&w)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(w[0]),
-               "r"(w[1]), "r"(w[2]), "r"(w[3])
-               : "memory");
-}
-
-// The same, each block transposed: thread t of a warp gives the address of column t % 8 of block t / 8.
-__device__ __forceinline__ void store_matrices_transposed(void* column, const uint32_t (&w)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(column)),
-               "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
-               : "memory");
 }
 
 // What asm is told of a product's sums: their names in its text, and d itself.
@@ -110,7 +95,7 @@ __device__ __forceinline__ void store_matrices_transposed(void* column, const ui
 #define HOTSWAP_SUMS_80(i) HOTSWAP_SUMS_64(i), HOTSWAP_SUMS_16(i + 64)
 #define HOTSWAP_SUMS_96(i) HOTSWAP_SUMS_64(i), HOTSWAP_SUMS_32(i + 64)
 #define HOTSWAP_SUMS_128(i) HOTSWAP_SUMS_64(i), HOTSWAP_SUMS_64(i + 64)
-// `sums` numbers of d are %0 and so on; what stands behind them is named by its place.
+// `sums` numbers of d are %0 and so on; the operands after them are named by their numbers.
 #define HOTSWAP_WGMMA(columns, sums, operands, add, type, by_columns)                                \
   "{\n.reg .pred add;\n"                                                                             \
   "setp.ne.b32 add, " add                                                                            \
@@ -121,8 +106,8 @@ __device__ __forceinline__ void store_matrices_transposed(void* column, const ui
 // A and B in shared memory, B by rows or by columns, and for 256 columns A as well (of an A by columns k runs along the
 // rows of its panels, as of such a B). add: to what d holds; else d is written.
 template <class T, int N, bool kByColumns = false, bool kAByColumns = false>
-__device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b, bool add) {
-  static_assert(N == 256 || !kAByColumns, "expected A by rows at this width: by columns is written down for 256 alone");
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], Operand a, Operand b, bool add) {
+  static_assert(N == 256 || !kAByColumns, "expected A by rows at this width: by columns is written down only for 256");
   if constexpr (N == 32) {
     asm volatile(HOTSWAP_WGMMA("32", 16, "%16, %17", "%18", "%19", ", 0, %20")
                  : "l"(a), "l"(b), "r"(int(add)), "C"(WgmmaType<T>::name), "n"(int(kByColumns)));
@@ -148,7 +133,7 @@ __device__ __forceinline__ void multiply(float (&d)[N / 2], Operand a, Operand b
 
 // A in registers, B by columns; for 64 columns by rows as well, and for fewer only so.
 template <class T, int N, bool kByColumns = true>
-__device__ __forceinline__ void multiply(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, bool add) {
+__device__ __forceinline__ void wgmma(float (&d)[N / 2], const uint32_t (&a)[4], Operand b, bool add) {
   static_assert(N == 64 || (N > 64) == kByColumns, "expected B by columns above 64 columns, and by rows below");
   if constexpr (N == 8) {
     asm volatile(HOTSWAP_WGMMA("8", 4, "{%4, %5, %6, %7}, %8", "%9", "%10", ", 0")

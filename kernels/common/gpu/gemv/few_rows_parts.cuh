@@ -2,9 +2,8 @@
 #pragma once
 
 #include "kernels/common/gpu/activations.cuh"
-#include "kernels/common/gpu/few_rows.h"
+#include "kernels/common/gpu/gemv/few_rows.h"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/mma.cuh"
 
 namespace kernels::gpu {
 

@@ -71,7 +71,7 @@ template <class Act, class T, Gated kWhat, int N>
 __global__ void __launch_bounds__(kWalkThreads)
     gated_rows(const GatedRows a, int64_t per_row, Divider row_of, bool wide) {
   const int64_t row = row_of(blockIdx.x), at = (blockIdx.x - row * per_row) * kWalkThreads + threadIdx.x;
-  wait_for_launch_before();
+  grid_dependency_wait();
   if constexpr (kWideBuilt && N > 1) {
     if (wide) return gated_at<Act, T, kWhat, 2 * N>(a, row, at * 2 * N);
   }

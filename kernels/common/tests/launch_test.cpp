@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include "kernels/common/gpu/few_rows.h"
-#include "kernels/common/gpu/streamed_rows.h"
+#include "kernels/common/gpu/gemv/few_rows.h"
+#include "kernels/common/gpu/tile/streamed_rows.h"
 
 namespace {
 

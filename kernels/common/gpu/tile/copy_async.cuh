@@ -1,5 +1,5 @@
-// Copies of 16 bytes to shared memory that a thread starts and goes on; it waits for the oldest of them when it needs
-// them. What a thread copies for itself alone needs no barrier.
+// Copies of 16 bytes to shared memory for any GPU: by cp.async from sm_80 on, else by the thread itself, so that a wait
+// has nothing to wait for. What a thread copies for itself needs no barrier.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace kernels::gpu {
 
 // 16 bytes to shared memory, in the background where the GPU can; zeros where `has` is false.
-__device__ __forceinline__ void copy_behind(uint4* to, const void* from, bool has = true) {
+__device__ __forceinline__ void copy_async(uint4* to, const void* from, bool has = true) {
 #if __CUDA_ARCH__ >= 800
   const auto at = unsigned(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(has ? 16 : 0) : "memory");
@@ -15,13 +15,13 @@ __device__ __forceinline__ void copy_behind(uint4* to, const void* from, bool ha
   *to = has ? __ldcs(static_cast<const uint4*>(from)) : make_uint4(0, 0, 0, 0);
 #endif
 }
-__device__ __forceinline__ void end_of_copies() {  // of one group
+__device__ __forceinline__ void copy_async_commit() {  // of one group
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 template <int kRows>
-__device__ __forceinline__ void wait_for_all_but() {  // the last kRows groups
+__device__ __forceinline__ void copy_async_wait() {  // the last kRows groups
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kRows) : "memory");
 #endif

@@ -7,8 +7,8 @@
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
-#include "kernels/common/gpu/e4m3.cuh"
-#include "kernels/common/gpu/mma.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
+#include "kernels/common/gpu/tile/e4m3.cuh"
 #include "kernels/common/packing.h"
 
 namespace kernels::gpu {
@@ -416,7 +416,7 @@ struct PackedBlocks<Packing::kE4m3G128> {
 #pragma unroll
         for (int r = 0; r < 2; ++r) e4m3_halves(mine.word(r, at), a[r], a[r + 2]);
         const uint2 v = *reinterpret_cast<const uint2*>(x.halves + kWeights * block + 16 * sixteen);
-        mma_16x8<Half>(d, a, v.x, v.y);
+        mma_m16n8k16<Half>(d, a, v.x, v.y);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) total[i] = fmaf(d[i], __uint_as_float(rows.word(i / 2, kBytes * block)), total[i]);

@@ -5,8 +5,9 @@
 // much shared memory, and a multiprocessor that has to change how it splits the two must be idle first.
 #pragma once
 
-#include "kernels/common/gpu/few_rows_parts.cuh"
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/gemv/few_rows_parts.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 
 namespace kernels::gpu {
 
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   static_assert(kTiles % kPerPair == 0 && kTiles / kPerPair * kRows * kFewTile <= kFewThreads);
   extern __shared__ __align__(16) uint8_t raw[];
   __shared__ __align__(16) float squares[kNorm ? kRows : 1][kFewWarps];
-  __shared__ Barrier full[2 * kTiles];
+  __shared__ Mbarrier full[2 * kTiles];
   const int tile_bytes = kFewTile * a.in * int(sizeof(T));
   uint8_t* ring = raw;  // [turns][kTiles] tiles
   auto* sums = reinterpret_cast<float*>(raw + turns * kTiles * tile_bytes);
@@ -56,13 +57,13 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     const int64_t stride = a.w[tile.which].stride;
     const bool whole = stride == a.in;
     const uint32_t bytes = uint32_t(a.in) * sizeof(T) * (whole ? tile.rows : 1);
-    if (!only_l2) full[slot].arrive_expecting(uint32_t(a.in) * sizeof(T) * tile.rows);
+    if (!only_l2) full[slot].arrive_expect_tx(uint32_t(a.in) * sizeof(T) * tile.rows);
 #pragma unroll 1
     for (int r = 0; r < (whole ? 1 : tile.rows); ++r) {
       if (only_l2)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(tile.from + r * stride), "r"(bytes));
       else
-        load_bytes(ring + slot * tile_bytes + r * a.in * sizeof(T), tile.from + r * stride, bytes, full[slot]);
+        bulk_load(ring + slot * tile_bytes + r * a.in * sizeof(T), tile.from + r * stride, bytes, full[slot]);
     }
   };
   // The first ones, a lane each. Of 8 rows where they lie is known before the wait; 16 rows' x comes before them
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   // ---- prologue: barriers, the first weights, then what the previous kernel wrote: x in registers, normed
   if (threadIdx.x < 2 * kTiles) full[threadIdx.x].init(1);
   if (warp == 0) {
-    publish_barriers();
+    fence_mbarrier_init();
     __syncwarp();
     // Of what may be written meanwhile no more than into L2, which is where such writes go.
     if (!a.weights_are_old || lane < kEarly) ask_first(!a.weights_are_old);
@@ -84,8 +85,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   if (kNorm && threadIdx.x * 64 < unsigned(a.in))
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(a.norm) + threadIdx.x * 64));
   __syncthreads();
-  wait_for_launch_before();
-  next_launch_may_begin();  // not before the wait: what is older than this launch is done when the next one begins
+  grid_dependency_wait();
+  launch_dependents();  // not before the wait: what is older than this launch is done when the next one begins
 
   uint4 x[kUnits][2][kHalves], norm[kNorm ? kUnits : 1][2];
 #pragma unroll
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
   }
   if (warp == 0) {
-    if (!a.weights_are_old) publish_memory_writes();
+    if (!a.weights_are_old) fence_proxy_async_global();
     if (!a.weights_are_old || lane >= kEarly) ask_first(false);
     __syncwarp();
   }
@@ -189,8 +190,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
           uint4 w = make_uint4(0, 0, 0, 0);
           if (column < a.in) w = *reinterpret_cast<const uint4*>(weights + column * sizeof(T));
           const uint32_t low[4] = {near.x, far.x, near.y, far.y}, high[4] = {near.z, far.z, near.w, far.w};
-          mma_16x8<T>(d, low, w.x, w.y);
-          mma_16x8<T>(d, high, w.z, w.w);
+          mma_m16n8k16<T>(d, low, w.x, w.y);
+          mma_m16n8k16<T>(d, high, w.z, w.w);
         }
       }
       *reinterpret_cast<float2*>(to + t * kTileSums) = make_float2(d[0], d[1]);

@@ -6,10 +6,10 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/activations.cuh"
+#include "kernels/common/gpu/gemv/packed_blocks.cuh"
+#include "kernels/common/gpu/gemv/packed_x.cuh"
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/common/gpu/packed_blocks.cuh"
-#include "kernels/common/gpu/packed_x.cuh"
-#include "kernels/common/gpu/tma.cuh"
+#include "kernels/common/gpu/ptx/tma.cuh"
 
 namespace kernels::gpu {
 
@@ -64,14 +64,14 @@ struct PackedTile {
 // A stage's rows; `mine`: lane i's row i of the 16, or null. whole: rows begin at multiples of 16 bytes.
 template <Packing P>
 __device__ __forceinline__ void fetch_stage(uint8_t* to, const uint8_t* mine, int begin, int bytes, bool whole,
-                                            Barrier& full) {
+                                            Mbarrier& full) {
   using Stage = PackedStage<P>;
   const int lane = threadIdx.x % 32;
   if (whole) {
     const int rows = __popc(__ballot_sync(kAllLanes, mine != nullptr));
-    if (lane == 0) full.arrive_expecting(uint32_t(rows * bytes));
+    if (lane == 0) full.arrive_expect_tx(uint32_t(rows * bytes));
     __syncwarp();
-    if (mine != nullptr) load_bytes(to + lane * Stage::kPitch, mine + begin, uint32_t(bytes), full);
+    if (mine != nullptr) bulk_load(to + lane * Stage::kPitch, mine + begin, uint32_t(bytes), full);
     return;
   }
   for (int row = 0; row < kPackedOutputs; ++row) {
@@ -84,8 +84,8 @@ __device__ __forceinline__ void fetch_stage(uint8_t* to, const uint8_t* mine, in
 }
 
 template <Packing P>
-__device__ __forceinline__ void fetch_packed(const PackedRows& a, int tiles, PackedRing at, Barrier* full,
-                                             Barrier* free) {
+__device__ __forceinline__ void fetch_packed(const PackedRows& a, int tiles, PackedRing at, Mbarrier* full,
+                                             Mbarrier* free) {
   using Stage = PackedStage<P>;
   const int lane = threadIdx.x % 32, row_bytes = a.in / Stage::Blocks::kWeights * Stage::Blocks::kBytes;
   bool whole = row_bytes % 16 == 0;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void packed_outputs(const PackedRows& a, const Packed
 
 template <int kRows>
 struct PackedMemory {
-  Barrier full[kMaxPackedStages], free[kMaxPackedStages];
+  Mbarrier full[kMaxPackedStages], free[kMaxPackedStages];
   float sums[2][kPackedConsumers][kRows][kPackedOutputs];  // of every other tile
   float squares[kRows][kPackedConsumers];
 };
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kPackedThreads, 2)
   __shared__ PackedMemory<kOne ? 1 : 2 * kTiles> memory;
   if (threadIdx.x == 0) {
     for (int i = 0; i < stages; ++i) memory.full[i].init(1), memory.free[i].init(kPackedConsumers);
-    publish_barriers();
+    fence_mbarrier_init();
   }
   __syncthreads();
   const PackedRing ring{memory_of_block, stages};

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "kernels/common/gpu/few_rows.h"
+#include "kernels/common/gpu/gemv/few_rows.h"
 #include "kernels/common/packing.h"
 
 namespace kernels::gpu {

@@ -4,8 +4,10 @@
 // the other operand, so that 1 row and 16 are the same work. The warps' sums meet in shared memory, in a fixed order.
 #pragma once
 
-#include "kernels/common/gpu/few_rows_held.cuh"
-#include "kernels/common/gpu/few_rows_parts.cuh"
+#include "kernels/common/gpu/gemv/few_rows_held.cuh"
+#include "kernels/common/gpu/gemv/few_rows_parts.cuh"
+#include "kernels/common/gpu/ptx/cp_async.cuh"
+#include "kernels/common/gpu/ptx/mma.cuh"
 
 namespace kernels::gpu {
 
@@ -33,7 +35,7 @@ __device__ __forceinline__ void norm_rows(const FewRows& a, T* to, int to_stride
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) squares[warp] = sum;
   }
-  wait_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
   if (r < a.rows) {
     float sum = 0.f;
@@ -65,11 +67,11 @@ __device__ __forceinline__ void copy_columns(const FewRows& a, T* to, int to_str
 #pragma unroll 1
     for (int unit = lane / kPieces; unit < units; unit += kUnits) {
       const int c = (unit * kFewWarps + warp) * kFewUnit + lane % kPieces * 8;
-      if (c < a.in) start_copy(to + c, x + c, false);
+      if (c < a.in) cp_async(to + c, x + c, false);
     }
   }
-  commit_copies();
-  wait_copies<0>();
+  cp_async_commit();
+  cp_async_wait<0>();
   __syncwarp();
 }
 
@@ -126,18 +128,18 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
 #pragma unroll
     for (int j = 0; j < kDepth; ++j) fetch(ring[j]);
   } else {
-    wait_for_launch_before();
+    grid_dependency_wait();
 #pragma unroll
     for (int j = 0; j < kDepth; ++j) fetch(ring[j]);
   }
   if (a.norm != nullptr) {
 #pragma unroll 1
     for (int i = threadIdx.x * 8; i < a.in; i += kFewThreads * 8)
-      start_copy(shared_norm + i, static_cast<const T*>(a.norm) + i, false);
-    commit_copies();
+      cp_async(shared_norm + i, static_cast<const T*>(a.norm) + i, false);
+    cp_async_commit();
   }
-  if (a.weights_are_old) wait_for_launch_before();
-  next_launch_may_begin();  // not before the wait: what is older than this launch is done when the next one begins
+  if (a.weights_are_old) grid_dependency_wait();
+  launch_dependents();  // not before the wait: what is older than this launch is done when the next one begins
   T residual = residual_of<T, kRows>(a, begin, end);
   const T* x = static_cast<const T*>(a.x);
   int stride = int(a.x_stride);
@@ -170,8 +172,8 @@ __global__ void __launch_bounds__(kFewThreads, kDepth == kFewDepth ? 2 : 1)
         const uint4 w = ring[j][h];
         const uint32_t low[4] = {rows[0].x, rows[1].x, rows[0].y, rows[1].y};
         const uint32_t high[4] = {rows[0].z, rows[1].z, rows[0].w, rows[1].w};
-        mma_16x8<T>(d, low, w.x, w.y);
-        mma_16x8<T>(d, high, w.z, w.w);
+        mma_m16n8k16<T>(d, low, w.x, w.y);
+        mma_m16n8k16<T>(d, high, w.z, w.w);
       }
       fetch(ring[j]);
       if (++unit < units) continue;
