@@ -5,7 +5,7 @@
     --generation           instead: tokens/s over the batch, of gpu_generate.py's rows, into gpu_generation.svg
 
 Times are bars: the share of a copy of the same bytes in the same process where the row has one (100%: as fast as memory),
-else TFLOP/s where the package counts operations (operations() in its <package>_picture.py), else speed, the fastest of a
+else TFLOP/s where the package counts operations (operations() in its bench/<package>_picture.py), else speed, the fastest of a
 group being full. Rates (TFLOP/s) over a length ("8x2048, causal") are lines. Of several dates each side's latest is
 drawn, and says which run it is of.
 """
@@ -51,7 +51,7 @@ def package_of(what: str, packages: dict[str, str]) -> str | None:
 
 def operations_of(package: str):
     """The package's own count of a row's operations; None where it has none."""
-    file = KERNELS / package / f"{package}_picture.py"
+    file = KERNELS / package / f"bench/{package}_picture.py"
     if not file.exists():
         return lambda what, shape: None
     spec = importlib.util.spec_from_file_location(file.stem, file)

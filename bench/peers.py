@@ -2,7 +2,7 @@
 
     peers.py --packages build/packages [--only "rms_norm 16384x8192,silu"] [--csv bench/results.csv --date D --commit C]
 
-What is measured, and beside whom, each package says in its own <package>_peers.py. Each case: our op is checked against
+What is measured, and beside whom, each package lists in its own bench/<package>_peers.py. Each case: our op is checked against
 float64 on some rows, then everybody's time is taken in turns with CUDA events over three sets of inputs, medians of five
 rounds: call after call, and each call after a write that fills L2 with other lines (`cleared`). Forward runs without
 autograd, backward (`_bwd`) through torch.autograd.grad on a graph that is kept, and a step (`_step`) both as a user calls
@@ -36,9 +36,10 @@ def main():
     torch.manual_seed(0)
     report = Results(args, gpu())
     cases = Cases(args.only, load_packages(args.packages), report, args.rest, args.packages)
-    for file in sorted((HERE.parent / "kernels").glob("*/*_peers.py")):
-        if file.parent.name not in cases.ops:
-            print(f"{file.parent.name} is left out: no such package with CUDA kernels in {args.packages}")
+    for file in sorted((HERE.parent / "kernels").glob("*/bench/*_peers.py")):
+        name = file.parents[1].name
+        if name not in cases.ops:
+            print(f"{name} is left out: no such package with CUDA kernels in {args.packages}")
             continue
         spec = importlib.util.spec_from_file_location(file.stem, file)
         package = importlib.util.module_from_spec(spec)

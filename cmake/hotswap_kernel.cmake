@@ -1,9 +1,10 @@
 # hotswap_kernel(NAME): kernels/NAME becomes build/packages/NAME/build/<variant>/, the layout of kernel-builder.
-#   *_cpu.cpp               compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
+#   cpu/*.cpp               compiled once per ISA (HOTSWAP_ISA = base, v3, v4), chosen at run time
+#   cuda/*.cu               with CUDA on: a second variant, the CPU's kernels and these in one library
 #   torch-ext/*.cpp         op registration, torch stable ABI only
-#   *.cu                    with CUDA on: a second variant, the CPU's kernels and these in one library
-# (both in any number and at any depth but in tests/: each file is an object of its own)
-#   *_test.cpp              bin/NAME_test, and so NAME_bench.cpp, NAME_cuda_bench.cpp: load the built package as any host does
+#   tests/*_test.cpp        bin/NAME_test; bench/NAME_bench.cpp, bench/NAME_cuda_bench.cpp: bin/NAME_bench, bin/NAME_cuda_bench;
+#                           all load the built package as any host does
+# tests/package_layout_test.py holds every package to this layout.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
   set(HOTSWAP_ISAS base v3 v4)
@@ -38,10 +39,9 @@ function(hotswap_kernel name)
   set(dir "${CMAKE_CURRENT_SOURCE_DIR}/${name}")
   set(tool "${CMAKE_SOURCE_DIR}/cmake/package.py")
   set(generated "${CMAKE_CURRENT_BINARY_DIR}/${name}")
-  file(GLOB_RECURSE cpu_sources CONFIGURE_DEPENDS "${dir}/*_cpu.cpp")
-  list(FILTER cpu_sources EXCLUDE REGEX "/tests/")
+  file(GLOB cpu_sources CONFIGURE_DEPENDS "${dir}/cpu/*.cpp")
   if(NOT cpu_sources)
-    message(FATAL_ERROR "kernels/${name}: expected a file *_cpu.cpp; got none; every package serves the CPU, too")
+    message(FATAL_ERROR "kernels/${name}: expected a file cpu/*.cpp; got none; every package serves the CPU, too")
   endif()
   file(GLOB bindings CONFIGURE_DEPENDS "${dir}/torch-ext/*.cpp")
   file(GLOB_RECURSE face CONFIGURE_DEPENDS "${dir}/torch-ext/*.py")
@@ -59,8 +59,7 @@ function(hotswap_kernel name)
   set(cuda_sources "")
   set(cuda_objects "")
   if(HOTSWAP_HAS_CUDA)
-    file(GLOB_RECURSE cuda_sources CONFIGURE_DEPENDS "${dir}/*.cu")
-    list(FILTER cuda_sources EXCLUDE REGEX "/tests/")
+    file(GLOB cuda_sources CONFIGURE_DEPENDS "${dir}/cuda/*.cu")
   endif()
   if(cuda_sources)
     list(APPEND backends cuda)
@@ -129,9 +128,9 @@ function(hotswap_kernel name)
   endif()
   foreach(kind ${kinds})
     if(kind STREQUAL "test")
-      file(GLOB sources CONFIGURE_DEPENDS "${dir}/*_test.cpp")
+      file(GLOB sources CONFIGURE_DEPENDS "${dir}/tests/*_test.cpp")
     else()
-      file(GLOB sources CONFIGURE_DEPENDS "${dir}/${name}_${kind}.cpp")
+      file(GLOB sources CONFIGURE_DEPENDS "${dir}/bench/${name}_${kind}.cpp")
     endif()
     if(sources)
       if(NOT name STREQUAL "mamba")  # its tests have two references with the same names

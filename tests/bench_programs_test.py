@@ -60,12 +60,12 @@ def main() -> None:
     bad = "from bench.lib.results import Results, Nothing\nfrom bench import attic\nfrom gpu_common import Timer\nimport results"
     assert absent(bad) == ["bench.lib.results.Nothing", "bench.attic", "bare gpu_common", "bare results"]
     files = tracked("bench/*.py", "kernels/*/bench/*.py")
-    programs = {file for file in files if not re.search(r"/lib/|/__\w+__\.py$", file)}
+    programs = {file for file in files if not re.search(r"/lib/|/__\w+__\.py$|^kernels/.*_(peers|picture)\.py$", file)}
     assert programs == set(PROGRAMS.values()), f"bench/__main__.py lists other files than there are: {programs ^ set(PROGRAMS.values())}"
     for file in programs:
         text = (ROOT / file).read_text()
         assert about(file) and '__name__ == "__main__"' in text, f"{file}: expected a first line about it, and a main program"
-    for file in [*files, *tracked("kernels/*/*_peers.py", "tests/bench_*.py")]:
+    for file in [*files, *tracked("tests/bench_*.py")]:
         assert not (wrong := absent((ROOT / file).read_text())), f"{file}: imports {', '.join(wrong)}, which is not there"
     here = [file for file in tracked("*/tests/*") if re.search(r"/bench\w*\.py$", file)]
     assert not here, f"{here}: a benchmark is in a folder bench/"

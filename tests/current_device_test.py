@@ -19,7 +19,7 @@ RULES = [
     (r"\bTORCH_LIBRARY\w*|\.impl\(", ("kernels/*/torch-ext/*.*", "kernels/common/torch/*.*"), {OPS}, "its rows guard the op's GPU"),
     (r"\baoti_torch_get_current_cuda_stream\b|\bgetCurrentStream\b", ("kernels/**/*.*",), {BINDING}, "run_on() gives the stream of a device"),
     (r"\bgetCurrentCUDAStream\(\)|\bgetStreamFromPool\(\)", ("hotswap/**/*.*",), set(), "name the device"),
-    (r"\bstd::once_flag\b|\bstatic (?!constexpr|inline|_)[^(;{]*[;={]|^__device__ [^(]*[;=]", ("kernels/*/*.cu*", "kernels/*/cuda/*.*"), set(),
+    (r"\bstd::once_flag\b|\bstatic (?!constexpr|inline|_)[^(;{]*[;={]|^__device__ [^(]*[;=]", ("kernels/*/cuda/*.*",), set(),
      "what is kept for a process is kept for one GPU; launch.cuh keeps for each"),
     (r"\bkCUDA, 0\b", ("hotswap/**/*.*",), {"hotswap/kernelize/package/device.cpp"}, "take the model's device"),
     (r"torch\.cuda\.(?!device\b|is_available|get_device_capability|is_current_stream_capturing)\w+", ("python/hotswap/**/*.py", "kernels/*/torch-ext/**/*.py"), {PYTHON_GRAPHS},

@@ -107,7 +107,7 @@ def resolves(path: str, document: Path, build: Path | None) -> bool:
         if not (made and build) or made.group(1).startswith("demo"):
             return True
         bench = re.fullmatch(r"bin/(\w+)_bench", made.group(1))  # built only when asked for
-        return any(build.glob(made.group(1))) or bool(bench and any(ROOT.glob(f"kernels/*/{bench.group(1)}_bench.cpp")))
+        return any(build.glob(made.group(1))) or bool(bench and any(ROOT.glob(f"kernels/*/bench/{bench.group(1)}_bench.cpp")))
     if "/" not in path and "*" not in path:  # a bare file name: anywhere in the repository
         return any(Path(name).name == path for name in tracked()) or (document.parent / path).exists()
     places = [ROOT, document.parent, ROOT / "hotswap", ROOT / "kernels", *ROOT.glob("kernels/*/")]

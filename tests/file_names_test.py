@@ -14,7 +14,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-APART = re.compile(r"/testdata/|/main\.cpp$|^hotswap/cuda/|^kernels/(mamba/|(?!\w+/\w+_test\.cpp$))")  # each compiles by itself
+APART = re.compile(r"/testdata/|/main\.cpp$|^hotswap/cuda/|^kernels/(mamba/|common/|(?!\w+/tests/\w+_test\.cpp$))")  # each compiles by itself
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 RAW_STRING = re.compile(r'R"(\w*)\(.*?\)\1"', re.DOTALL)
 NAMESPACE = re.compile(r"namespace (?:hotswap(?:::)?)?([\w:]*) \{")

@@ -176,6 +176,18 @@ def host_problem(path: str, target: str) -> str | None:
     return None
 
 
+def device_problem(path: str, target: str) -> str | None:
+    """cpu/ and cuda/ of a package know nothing of each other; what is beside them knows neither. common/ has both, too."""
+    match = re.match(r"kernels/(\w+)/(cpu|cuda|gpu)/", target)
+    if not match:
+        return None
+    folder, device = path.split("/")[2], match[2].replace("gpu", "cuda")
+    others = {"cpu", "cuda"} - {device}
+    if folder in others or match[1] != "common" and folder not in (device, "torch-ext"):
+        return f"only {device}/ and torch-ext/ may"
+    return None
+
+
 def kernel_problem(path: str, target: str) -> str | None:
     package = path.split("/")[1]
     if target.startswith("hotswap/"):
@@ -185,6 +197,8 @@ def kernel_problem(path: str, target: str) -> str | None:
         return f"{package} may include kernels/{package} and kernels/common only"
     if KERNEL_TESTS.search(path):
         return None
+    if package != "common" and (why := device_problem(path, target)):
+        return why
     if TEST_HELPERS.match(target):
         return "only tests and benchmarks use this helper"
     face = "/torch-ext/" in path or path.startswith(BINDING)
@@ -259,11 +273,16 @@ def self_test() -> None:
         "hotswap/models/d.cpp": '#include "hotswap/kernelize/bind/bind_impl.h"',
         "hotswap/models/e.cpp": '#include "hotswap/base/test_support.h"',
         "hotswap/models/c.cpp": 'auto x = getenv("A");',
-        "kernels/norm/norm_cpu.cpp": "#include <torch/csrc/stable/tensor.h>",
+        "kernels/norm/cpu/norm.cpp": "#include <torch/csrc/stable/tensor.h>",
         "kernels/norm/norm.h": '#include "kernels/mlp/mlp.h"',
-        "kernels/norm/norm_base.cpp": '#include "kernels/common/torch/binding.h"',
-        "kernels/mlp/mlp_cpu.cpp": '#include "kernels/common/testing/testing.h"',
-        "kernels/norm/norm.cu": "#include <ATen/ATen.h>",
+        "kernels/norm/cpu/norm_base.cpp": '#include "kernels/common/torch/binding.h"',
+        "kernels/mlp/cpu/mlp.cpp": '#include "kernels/common/testing/testing.h"',
+        "kernels/mlp/cpu/gate.h": '#include "kernels/mlp/cuda/mlp.h"',
+        "kernels/mlp/mlp_more.h": '#include "kernels/mlp/cpu/gate.h"',
+        "kernels/mlp/cuda/mlp.cu": '#include "kernels/mlp/cpu/gate.h"',
+        "kernels/moe/cpu/rows.cpp": '#include "kernels/common/gpu/launch.h"',
+        "kernels/moe/cuda/rows.cu": '#include "kernels/common/cpu/vec.h"',
+        "kernels/norm/cuda/norm.cu": "#include <ATen/ATen.h>",
         "kernels/norm/torch-ext/b.cpp": "#include <ATen/core/Tensor.h>",
         "kernels/loss/loss.h": '#include "hotswap/base/error.h"',
     }
@@ -285,13 +304,14 @@ def self_test() -> None:
         "hotswap/kernelize/package/package.cpp": '#include "hotswap/kernelize/contract/contract.h"',
         "hotswap/kernelize/bind/a_test.cpp": '#include "hotswap/kernelize/resolve.h"',
         "kernels/norm/norm.h": "",
-        "kernels/norm/norm_cuda.h": '#include "kernels/norm/norm.h"',
-        "kernels/norm/norm.cu": '#include "kernels/norm/norm_cuda.h"',  # not the source of norm.h
+        "kernels/norm/cuda/norm.h": '#include "kernels/norm/norm.h"',
+        "kernels/norm/cuda/norm.cu": '#include "kernels/norm/cuda/norm.h"',  # not the source of norm.h
         "hotswap/cli/main.cpp": '#include "hotswap/training/trainer.h"',
         "hotswap/models/a.cpp": "#include <ATen/ops/add.h>",
         "kernels/norm/torch-ext/b.cpp": "#include <torch/csrc/stable/tensor.h>",
-        "kernels/norm/norm_test.cpp": "#include <ATen/ops/add.h>",
-        "kernels/norm/norm_cpu.cpp": '#include "kernels/common/cpu/vec.h"',
+        "kernels/norm/tests/norm_test.cpp": "#include <ATen/ops/add.h>",
+        "kernels/norm/cpu/norm.cpp": '#include "kernels/common/cpu/vec.h"',
+        "kernels/norm/norm_impl.h": '#include "kernels/common/cpu/isa.h"',
     }
     assert not problems(good), f"self test: {problems(good)}"
 

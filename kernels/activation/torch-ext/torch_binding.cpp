@@ -1,5 +1,5 @@
 // Schemas, checks and registrations: torch's stable ABI only. The formulas are in activation.h.
-#include "kernels/activation/activation_cuda.h"
+#include "kernels/activation/cuda/activation.h"
 #include "kernels/common/cpu/nontemporal.h"
 #include "kernels/common/torch/ops.h"
 

@@ -2,7 +2,7 @@
 // an error's text, or null. Numbers, pointers and scales come in the order of the structs in attention.h.
 #include <exception>
 
-#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/cuda/attention.h"
 
 namespace {
 

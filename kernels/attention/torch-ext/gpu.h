@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/cuda/attention.h"
 #include "kernels/attention/torch-ext/gradients.h"
 
 namespace attention::gpu {

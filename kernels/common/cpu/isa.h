@@ -1,4 +1,4 @@
-// One source, compiled once per instruction set. CMake compiles <package>_cpu.cpp with HOTSWAP_ISA = base, v3, v4
+// One source, compiled once per instruction set. CMake compiles cpu/*.cpp with HOTSWAP_ISA = base, v3, v4
 // (x86-64 levels); everything in it and in the headers that it includes lives in `namespace HOTSWAP_ISA` or is static,
 // so that no weak inline function compiled for AVX-512 can be the one the linker keeps for a machine without it. For
 // the same reason these files call nothing inline of the standard library.
@@ -6,7 +6,7 @@
 // A package declares a table of function pointers in its header and fills it once per ISA:
 //   struct Table { void (*forward)(const Args&, int64_t begin, int64_t end); };   // norm.h
 //   HOTSWAP_ISA_TABLES(Table)
-//   namespace HOTSWAP_ISA { const Table kTable = {forward}; }                     // norm_cpu.cpp
+//   namespace HOTSWAP_ISA { const Table kTable = {forward}; }                     // cpu/norm.cpp
 //   static const Table& t = HOTSWAP_CHOOSE_TABLE(norm);                           // torch_binding.cpp
 #pragma once
 

@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "kernels/common/torch/ops.h"
-#include "kernels/decode/decode_cpu.h"
-#include "kernels/decode/decode_cuda.h"
-#include "kernels/decode/packed_products.h"
-#include "kernels/decode/products.h"
+#include "kernels/decode/cpu/decode.h"
+#include "kernels/decode/cuda/decode.h"
+#include "kernels/decode/cuda/packed_products.h"
+#include "kernels/decode/cuda/products.h"
 
 namespace decode {
 namespace {

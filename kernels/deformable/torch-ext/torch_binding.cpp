@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "kernels/common/torch/ops.h"
-#include "kernels/deformable/deformable_cuda.h"
+#include "kernels/deformable/cuda/deformable.h"
 
 namespace deformable {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "kernels/common/cpu/nontemporal.h"
 #include "kernels/common/torch/ops.h"
-#include "kernels/dyt/dyt_cuda.h"
+#include "kernels/dyt/cuda/dyt.h"
 
 namespace dyt {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "kernels/common/packing.h"
 #include "kernels/common/torch/ops.h"
+#include "kernels/linear/cuda/linear.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_cuda.h"
 
 namespace linear {
 

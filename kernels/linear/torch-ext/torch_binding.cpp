@@ -2,8 +2,8 @@
 #include <tuple>
 
 #include "kernels/common/torch/ops.h"
+#include "kernels/linear/cuda/linear.h"
 #include "kernels/linear/linear.h"
-#include "kernels/linear/linear_cuda.h"
 #include "kernels/linear/torch-ext/packed.h"
 #include "kernels/linear/torch-ext/sample.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "kernels/common/torch/gemm.h"
-#include "kernels/loss/loss_cuda.h"
+#include "kernels/loss/cuda/loss.h"
 #include "kernels/loss/torch-ext/options.h"
 #include "kernels/loss/torch-ext/sum_product.h"
 

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/conv_rows.cuh"
-#include "kernels/mamba/cuda/conv_tiles.cuh"
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
+#include "kernels/mamba/cuda/sm90_conv_rows.cuh"
+#include "kernels/mamba/cuda/sm90_conv_tiles.cuh"
 
 namespace mamba::cuda {
 namespace {
@@ -31,7 +31,7 @@ bool whole_channels(const Problem& p, const View& v) {
 // Where threads walk along channels: there they lie, or steps lie further apart.
 bool along_channels(const Problem& p) { return p.length > 1 && p.channels > 1 && p.x.channel < p.x.step; }
 
-// What conv_four.cuh takes, with whole vectors.
+// What sm80_conv_four.cuh takes, with whole vectors.
 bool four(const Problem& p) {
   constexpr int64_t kFar = 1 << 27;
   return p.width == kFour && p.silu && p.sequence.data == nullptr && p.length < kFar && p.weight.channel < kFar &&

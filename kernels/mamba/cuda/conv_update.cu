@@ -1,7 +1,7 @@
 // The convolution of a few new tokens on a GPU: a thread has one channel of one batch entry, or some of the usual kind.
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/mamba/cuda/conv_filter.cuh"
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 
 namespace mamba::cuda {
 namespace {

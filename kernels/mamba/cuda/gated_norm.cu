@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/gated_norm.cuh"
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
+#include "kernels/mamba/cuda/sm80_gated_norm.cuh"
 
 namespace mamba::cuda {
 namespace {

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/mamba_cuda.h"
-#include "kernels/mamba/cuda/scan_backward.cuh"
-#include "kernels/mamba/cuda/scan_plan.h"
-#include "kernels/mamba/cuda/scan_split.cuh"
+#include "kernels/mamba/cuda/mamba.h"
+#include "kernels/mamba/cuda/sm80_scan_backward.cuh"
+#include "kernels/mamba/cuda/sm80_scan_plan.h"
+#include "kernels/mamba/cuda/sm80_scan_split.cuh"
 
 namespace mamba::cuda {
 namespace {

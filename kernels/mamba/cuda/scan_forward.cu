@@ -1,9 +1,9 @@
 // Layouts and launches of the selective scan's forward on a GPU.
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/mamba_cuda.h"
-#include "kernels/mamba/cuda/scan_forward.cuh"
-#include "kernels/mamba/cuda/scan_plan.h"
-#include "kernels/mamba/cuda/scan_split.cuh"
+#include "kernels/mamba/cuda/mamba.h"
+#include "kernels/mamba/cuda/sm80_scan_forward.cuh"
+#include "kernels/mamba/cuda/sm80_scan_plan.h"
+#include "kernels/mamba/cuda/sm80_scan_split.cuh"
 
 namespace mamba::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // Launches of the gradients of state space duality in bfloat16; the wider types' are in ssd_gradients_wide.cu.
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/ssd_gradients.cuh"
+#include "kernels/mamba/cuda/sm80_ssd_gradients.cuh"
 
 namespace mamba::ssd::gpu {
 

@@ -17,7 +17,7 @@
 #include <algorithm>
 #include <initializer_list>
 
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 
 namespace mamba::ssd::gpu {
 

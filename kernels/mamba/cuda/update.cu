@@ -1,6 +1,6 @@
 // One step of generation of the scans on a GPU: it reads and writes the state once, and little else.
 #include "kernels/common/gpu/launch.cuh"
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 #include "kernels/mamba/cuda/view.cuh"
 #include "kernels/mamba/update.h"
 

@@ -2,7 +2,7 @@
 #include "kernels/mamba/torch-ext/conv.h"
 
 #include "kernels/mamba/conv.h"
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 
 namespace mamba {
 namespace {

@@ -1,7 +1,7 @@
 // Checks and calls of the gated norm's ops. The formulas are in kernels/mamba/gated_norm.h.
 #include "kernels/mamba/gated_norm.h"
 
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 #include "kernels/mamba/torch-ext/gated_norm.h"
 
 namespace mamba {

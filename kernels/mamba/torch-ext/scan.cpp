@@ -1,7 +1,7 @@
 // Checks and calls of the selective scan's ops. The formulas are in kernels/mamba/scan.h.
 #include "kernels/mamba/torch-ext/scan.h"
 
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 #include "kernels/mamba/scan.h"
 
 namespace mamba {

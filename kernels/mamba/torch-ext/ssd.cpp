@@ -1,7 +1,7 @@
 // Checks and calls of the ops of state space duality. The formulas are in kernels/mamba/ssd.h.
 #include "kernels/mamba/torch-ext/ssd.h"
 
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 #include "kernels/mamba/ssd.h"
 
 namespace mamba {

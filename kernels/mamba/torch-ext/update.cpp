@@ -1,7 +1,7 @@
 // Checks and call of the scans' step of generation. The formulas are in kernels/mamba/update.h.
 #include "kernels/mamba/torch-ext/update.h"
 
-#include "kernels/mamba/cuda/mamba_cuda.h"
+#include "kernels/mamba/cuda/mamba.h"
 #include "kernels/mamba/update.h"
 
 namespace mamba {

@@ -1,6 +1,6 @@
 // Ops of the mlp package: schemas, checks, rows.
 #include "kernels/common/torch/ops.h"
-#include "kernels/mlp/mlp_cuda.h"
+#include "kernels/mlp/cuda/mlp.h"
 
 namespace mlp {
 namespace {

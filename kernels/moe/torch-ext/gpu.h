@@ -1,7 +1,7 @@
 // The ops where their tensors are on a GPU: nothing here waits for it.
 #pragma once
 
-#include "kernels/moe/moe_cuda.h"
+#include "kernels/moe/cuda/moe.h"
 #include "kernels/moe/torch-ext/arguments.h"
 
 namespace moe::gpu {

@@ -5,7 +5,7 @@
 
 #include "kernels/common/cpu/nontemporal.h"
 #include "kernels/common/torch/ops.h"
-#include "kernels/norm/norm_cuda.h"
+#include "kernels/norm/cuda/norm.h"
 #if defined(CUDA_KERNEL)
 #include "kernels/norm/torch-ext/group_norm.h"
 #endif

@@ -5,7 +5,7 @@
 
 #include "kernels/common/torch/ops.h"
 #include "kernels/optimizer/coefficients.h"
-#include "kernels/optimizer/optimizer_cuda.h"
+#include "kernels/optimizer/cuda/optimizer.h"
 
 namespace optimizer {
 namespace {

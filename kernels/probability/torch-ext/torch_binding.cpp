@@ -3,7 +3,7 @@
 
 #include "kernels/common/cpu/nontemporal.h"
 #include "kernels/common/torch/ops.h"
-#include "kernels/probability/probability_cuda.h"
+#include "kernels/probability/cuda/probability.h"
 
 namespace probability {
 namespace {

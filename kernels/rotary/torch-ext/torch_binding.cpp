@@ -1,6 +1,6 @@
 // Ops of the rotary package: schemas, checks, strides.
 #include "kernels/common/torch/ops.h"
-#include "kernels/rotary/rotary_cuda.h"
+#include "kernels/rotary/cuda/rotary.h"
 
 namespace rotary {
 namespace {

@@ -1,8 +1,0 @@
-// silu(gate) value.
-#include "kernels/moe/up_hopper.cuh"
-
-namespace moe::gpu {
-void up_swiglu(const cuda::Product& a, void* activated, Stream stream) {
-  launch_activated<Gated<Silu>>(a, activated, stream);
-}
-}  // namespace moe::gpu
