@@ -300,6 +300,10 @@ void add_argument_flags(CLI::App& verb, std::map<std::string, std::string>& valu
           "What AdamW keeps: parameter (the parameter's dtype, as Trainer), float32_master, bfloat16_moments (with a\n"
           "float32 master, rounded stochastically) or stochastic (only bfloat16, rounded stochastically)")
       ->type_name("VALUE");
+  verb.add_option_function<std::string>(
+          "--zero-stage,--zero_stage", [&values](const std::string& text) { values["zero_stage"] = text; },
+          "Of ranks: 1 shares AdamW's states out among them (ZeRO's stage 1), so that each keeps its part of the bytes")
+      ->type_name("VALUE");
 }
 
 }  // namespace
@@ -364,7 +368,7 @@ void add_train(CLI::App& app) {
       ->check(above_zero());
   verb->add_flag("--json", flags->json,
                  "Print JSON: output_dir, metrics, eval, tokens_per_second, flops_per_second, mfu,\npeak_memory, "
-                 "memory_estimate, kernels");
+                 "optimizer_bytes (of each rank), memory_estimate, kernels");
   add_argument_flags(*verb, flags->arguments);
   verb->callback([flags] { train_verb(*flags); });
 }

@@ -87,6 +87,7 @@ void print_result(const TrainResult& r) {
                    {"mfu", r.result.device_flops ? OutJson(r.result.train_flops_per_second() / *r.result.device_flops)
                                                  : OutJson(nullptr)},
                    {"peak_memory", r.result.peak_memory},
+                   {"optimizer_bytes", r.result.optimizer_bytes},
                    {"memory_estimate",
                     {{"weights", r.estimate.weights},
                      {"gradients", r.estimate.gradients},
@@ -107,7 +108,14 @@ void print_result(const TrainResult& r) {
   }
   if (r.evaluated) std::cout << ", held out " << four_digits(r.evaluated->eval_loss);
   std::cout << "; " << four_digits(r.result.train_tokens_per_second()) << " tokens/s, peak "
-            << four_digits(static_cast<double>(r.result.peak_memory) / 1e9) << " GB" << std::endl;
+            << four_digits(static_cast<double>(r.result.peak_memory) / 1e9) << " GB";
+  const auto& states = r.result.optimizer_bytes;  // of ranks
+  if (states.size() > 1) {
+    std::cout << ", AdamW's states";
+    for (const int64_t bytes : states) std::cout << " " << four_digits(static_cast<double>(bytes) / 1e9);
+    std::cout << " GB";
+  }
+  std::cout << std::endl;
 }
 
 }  // namespace hotswap

@@ -46,6 +46,22 @@ TEST_F(TrainRanks, AreOneRunOfTheJoinedBatch) {
   }
 }
 
+TEST_F(TrainRanks, ShareTheStatesOutInZeroStage1) {
+  const Outcome plain = run_with(torchrun(), call("plain", "--json"));
+  ASSERT_EQ(plain.status, 0) << plain.err;
+  const Outcome zero = run_with(torchrun(), call("zero", "--zero-stage 1"));
+  ASSERT_EQ(zero.status, 0) << zero.err;
+  EXPECT_EQ(read_file(file("zero") / "model.safetensors"), read_file(file("plain") / "model.safetensors"));
+  EXPECT_EQ(nlohmann::json::parse(read_file(file("zero") / "training_arguments.json"))["zero_stage"], 1);
+  expect_has(zero.out, {" tokens/s, peak ", ", AdamW's states "});
+  const auto json = nlohmann::json::parse(plain.out);
+  ASSERT_EQ(json["optimizer_bytes"].size(), 2u);
+  EXPECT_EQ(json["optimizer_bytes"][0], json["memory_estimate"]["optimizer"]);
+  const Outcome refused = run_with(torchrun(), call("refused", "--zero-stage 3"));
+  EXPECT_NE(refused.status, 0);
+  expect_has(refused.err, {"zero_stage 0, or 1", "got 3, which shards gradients"});
+}
+
 TEST_F(TrainRanks, AnErrorIsInTorchrunsSummary) {
   const Outcome outcome = run_with(torchrun(), call("out", "--learning-rate 1e30 --max-grad-norm 0"));
   EXPECT_NE(outcome.status, 0);

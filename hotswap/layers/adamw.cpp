@@ -71,7 +71,9 @@ void adamw(const Tensor& scale, const AdamWLists& lists, const AdamWRates& rates
   const std::vector<Tensor>& targets = master ? lists.masters : lists.parameters;
   if (targets.empty()) return;
   if (seed || lists.averages[0].scalar_type() != targets[0].scalar_type()) {
-    for (size_t i = 0; i < targets.size(); ++i) update_one(lists, i, scale, rates, seed);
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (targets[i].numel() > 0) update_one(lists, i, scale, rates, seed);
+    }
     return;
   }
   std::vector<Tensor> gradients;

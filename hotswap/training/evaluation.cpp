@@ -51,9 +51,10 @@ EvalMetrics evaluate_model(CausalLM& model, const Dataset& dataset, int64_t batc
   std::vector<BatchLoss> losses;
   const auto batches = batches_of(epoch_order(dataset.size(), SamplingStrategy::kSequential, 0, 0), batch_size);
   metrics.examples = dataset.size();
-  metrics.batches = static_cast<int64_t>(batches.size());
-  const size_t first = ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank());
-  for (size_t at = first; at < batches.size(); at += ranks == nullptr ? 1 : static_cast<size_t>(ranks->size())) {
+  const size_t first = ranks == nullptr ? 0 : static_cast<size_t>(ranks->rank()),
+               apart = ranks == nullptr ? 1 : static_cast<size_t>(ranks->size());
+  metrics.batches = static_cast<int64_t>((batches.size() + apart - 1) / apart);
+  for (size_t at = first; at < batches.size(); at += apart) {
     const auto& examples = batches[at];
     const TrainingBatch batch = dataset.batch(examples);
     const int64_t labels = label_count(batch);

@@ -118,11 +118,9 @@ int64_t gradient_bytes(const AdamW& optimizer) {
 
 int64_t optimizer_bytes(const AdamW& optimizer) {
   int64_t bytes = 0;
-  for (const Tensor& parameter : optimizer.parameters()) {
-    const StateKinds kinds = state_kinds(optimizer.options().states, parameter.scalar_type());
-    const auto moments = static_cast<int64_t>(2 * c10::elementSize(kinds.moments));
-    const auto count = static_cast<int64_t>(sizeof(float)), master = kinds.master ? count : 0;
-    bytes += parameter.numel() * (moments + master) + count;
+  for (size_t i = 0; i < optimizer.parameters().size(); ++i) {
+    bytes += sizeof(float);  // the count of steps, which is kept of all
+    if (optimizer.owns(i)) bytes += state_bytes_of(optimizer.parameters()[i], optimizer.options().states);
   }
   return bytes;
 }

@@ -75,9 +75,11 @@ std::vector<EndedRank> train_ranks(const RanksRun& run, const TrainingArguments&
 class LostRank : public testing::Test {
  protected:
   // The error of `witness` where rank `lost` does this after 3 updates.
-  std::string seen_by(int witness, int lost, const Work& work, int size = 2) {
+  std::string seen_by(int witness, int lost, const Work& work, int64_t zero_stage = 0) {
     const auto begin = std::chrono::steady_clock::now();
-    const auto ended = train_ranks({.size = size}, lost_arguments(folder_ / "out"), lost, 3, work);
+    auto arguments = lost_arguments(folder_ / "out");
+    arguments.zero_stage = zero_stage;
+    const auto ended = train_ranks({.size = 2}, arguments, lost, 3, work);
     const auto& seen = ended[static_cast<size_t>(witness)];
     EXPECT_NE(seen.status, 0);
     EXPECT_TRUE(WIFEXITED(seen.status));
@@ -95,6 +97,11 @@ TEST_F(LostRank, IsNamedWhereItWasKilled) {
     ::kill(::getpid(), SIGKILL);
   };
   expect_has(seen_by(0, 1, kill), {"all 2 ranks", "rank 1 on ", "last heard", "in step 2", "torchrun --max-restarts"});
+}
+
+TEST_F(LostRank, IsNamedWhereItHasAShareOfTheStates) {
+  const auto kill = [](TrainerControl&) { ::kill(::getpid(), SIGKILL); };
+  expect_has(seen_by(0, 1, kill, /*zero_stage=*/1), {"all 2 ranks", "rank 1 on ", "last heard"});
 }
 
 TEST_F(LostRank, IsNamedByAllOthers) {
@@ -140,14 +147,17 @@ nlohmann::json losses_in(const fs::path& folder) {
 }
 
 // Dropout goes on, too: each rank has its own file of the generators.
-TEST(RestartedRanks, GoOnToTheBit) {
+class RestartedRanks : public testing::TestWithParam<int64_t> {};  // zero_stage
+
+TEST_P(RestartedRanks, GoOnToTheBit) {
   const TempFolder folder;
   const auto kill = [](TrainerControl&) { ::kill(::getpid(), SIGKILL); };
   expect_all_well(train_ranks({}, lost_arguments(folder / "whole"), -1, 0, {}, 0.25));
   for (const char* name : {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt"}) {
     EXPECT_TRUE(fs::exists(folder / "whole" / "checkpoint-3" / name)) << name;
   }
-  const auto arguments = lost_arguments(folder / "out");
+  auto arguments = lost_arguments(folder / "out");
+  arguments.zero_stage = GetParam();
   train_ranks({}, arguments, 1, 5, kill, 0.25);
   train_ranks({.restarts = 1}, arguments, 0, 8, kill, 0.25);
   EXPECT_EQ(checkpoint_steps(folder / "out").back(), 7);
@@ -157,7 +167,9 @@ TEST(RestartedRanks, GoOnToTheBit) {
   EXPECT_EQ(losses_in(folder / "out"), losses_in(folder / "whole"));
 }
 
-TEST(RestartedRanks, BeginWhereThereIsNoCheckpoint) {
+INSTANTIATE_TEST_SUITE_P(ZeroStages, RestartedRanks, testing::Values(0, 1));
+
+TEST(RestartedRanksAlone, BeginWhereThereIsNoCheckpoint) {
   const TempFolder folder;
   expect_all_well(train_ranks({.restarts = 1}, lost_arguments(folder / "out")));
   EXPECT_EQ(checkpoint_steps(folder / "out").back(), 12);

@@ -153,7 +153,32 @@ struct Shown {
   at::ScalarType dtype = at::kFloat;
 };
 
-// Trains and writes the weights and the log of this process.
+// Of each entry of the log the rates that callbacks see.
+struct SeenRates : TrainerCallback {
+  void on_log(const TrainerEvent& event, const nlohmann::json& entry) override {
+    if (entry.contains("loss")) rates.push_back(event.rates);
+  }
+  std::vector<TrainingRates> rates;
+};
+
+// The updates of the whole run, and whether the log's rates are theirs.
+nlohmann::json steps_of(const TrainOutput& out, const SeenRates& seen) {
+  nlohmann::json steps = nlohmann::json::array();
+  if (seen.rates.size() != out.steps.size()) throw std::runtime_error("an entry of the log for each update");
+  for (size_t i = 0; i < out.steps.size(); ++i) {
+    const TrainingStep& step = out.steps[i];
+    steps.push_back({{"loss", step.loss}, {"tokens", step.num_input_tokens}, {"flops", step.flops}});
+    const double tokens = seen.rates[i].tokens_per_second * step.seconds,
+                 flops = seen.rates[i].flops_per_second * step.seconds;
+    const auto near = [](double a, double b) { return std::abs(a - b) <= 1e-6 * b; };
+    if (!near(tokens, static_cast<double>(step.num_input_tokens)) || !near(flops, step.flops)) {
+      throw std::runtime_error(cat("update ", i, ": rates of ", tokens, " tokens; it had ", step.num_input_tokens));
+    }
+  }
+  return steps;
+}
+
+// Trains and writes the weights, the log and the updates of this process.
 void train_and_write(const fs::path& folder, const TrainingArguments& arguments, const Shown& shown, int rank) {
   auto model = test_support::tiny_llama({.dtype = shown.dtype});
   if (shown.adapter) model->add_adapter({.r = 2, .lora_alpha = 8, .target_modules = {"q_proj", "down_proj"}}, 7);
@@ -161,8 +186,9 @@ void train_and_write(const fs::path& folder, const TrainingArguments& arguments,
     const at::NoGradGuard no_grad;
     model->each_trained([](const std::string&, Tensor& tensor) { tensor.add_(1); });
   }
-  Trainer trainer(model, arguments, uneven_rows(), {.eval_dataset = uneven_rows(13)});
-  trainer.train();
+  const auto seen_rates = std::make_shared<SeenRates>();
+  Trainer trainer(model, arguments, uneven_rows(), {.eval_dataset = uneven_rows(13), .callbacks = {seen_rates}});
+  write_file(folder / cat(rank, ".steps.json"), steps_of(trainer.train(), *seen_rates).dump());
   trainer.evaluate();
   std::map<std::string, Tensor> seen;
   model->each_tensor([&](const std::string& name, Tensor& tensor) { seen[name] = tensor.detach(); });
@@ -190,6 +216,18 @@ void expect_same_log(const fs::path& one, const fs::path& other, double toleranc
       if (!a[i].has(key)) continue;
       const auto expected = b[i].at<double>(key);
       EXPECT_NEAR(a[i].at<double>(key), expected, tolerance * std::max(1.0, std::abs(expected))) << key << ' ' << i;
+    }
+  }
+}
+
+void expect_same_steps(const fs::path& one, const fs::path& other, double tolerance) {
+  const auto a = Json::read(one).elements(), b = Json::read(other).elements();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].at<int64_t>("tokens"), b[i].at<int64_t>("tokens")) << i;
+    for (const char* key : {"loss", "flops"}) {
+      const auto expected = b[i].at<double>(key);
+      EXPECT_NEAR(a[i].at<double>(key), expected, tolerance * expected) << key << ' ' << i;
     }
   }
 }
@@ -260,6 +298,7 @@ TEST_P(RanksTrain, IsOneRankOnTheJoinedBatch) {
             0);
   expect_same_weights(apart / "0.safetensors", whole / "0.safetensors", 1e-6);
   expect_same_log(apart / "0.json", whole / "0.json", 1e-6);
+  expect_same_steps(apart / "0.steps.json", whole / "0.steps.json", 1e-6);
   for (int rank = 1; rank < split.ranks; ++rank) {
     expect_same_weights(apart / cat(rank, ".safetensors"), apart / "0.safetensors", 0);
     expect_same_log(apart / cat(rank, ".json"), apart / "0.json", 0);

@@ -112,10 +112,10 @@ TEST_F(Resumed, OptimizerStatesAreTheSameToTheBit) {
     const auto arguments = arguments_of(family, folder / family);
     const auto optimizer = make_optimizer(*model, arguments);
     const auto names = names_of(*model, optimizer->parameters());
-    load_optimizer(checkpoint / "optimizer.pt", *optimizer, names, arguments.learning_rate);
+    load_optimizer(checkpoint / "optimizer.pt", *optimizer, {names}, arguments.learning_rate);
     const auto data = data_of(family);
     const double next = run_of(family).child("log").elements()[5].at<double>("learning_rate");
-    save_optimizer(folder / (family + ".pt"), *optimizer, names, {.peak = arguments.learning_rate, .next = next});
+    save_optimizer(folder / (family + ".pt"), *optimizer, {names}, {.peak = arguments.learning_rate, .next = next});
     files += cat(" ", (checkpoint / "optimizer.pt").string(), " ", (folder / (family + ".pt")).string());
   }
   script(files);

@@ -150,6 +150,25 @@ INSTANTIATE_TEST_SUITE_P(
                     Variant{"stochastic", {.optimizer_states = "stochastic", .logging_steps = 1}, at::kBFloat16}),
     [](const auto& info) { return std::string(info.param.name); });
 
+// As transformers: the tokens before it are of another run's time.
+TEST(ResumedRate, IsOfTheTokensSinceTheResume) {
+  const TempFolder folder;
+  TrainingArguments arguments = arguments_in(folder / "out");
+  arguments.logging_steps = 1;
+  run(arguments);
+  const int64_t last = checkpoint_steps(folder / "out").back(), from = last - 2;
+  const fs::path checkpoint = checkpoint_folder(folder / "out", from);
+  const int64_t before = TrainerState::read(checkpoint / "trainer_state.json").num_input_tokens_seen;
+  arguments.output_dir = (folder / "again").string();
+  const TrainerState state = run(arguments, checkpoint.string()).state;
+  const nlohmann::json& entry = state.log_history.at(state.log_history.size() - 2);  // of the last update
+  ASSERT_EQ(entry.at("step"), last);
+  const double counted = entry.at("train_tokens_per_second").get<double>() * entry.at("train_runtime").get<double>();
+  const auto since = static_cast<double>(state.num_input_tokens_seen - before);
+  EXPECT_NEAR(counted, since, 0.1 * since);  // the time has four digits
+  EXPECT_GT(static_cast<double>(before), 2 * since);
+}
+
 class ResumeErrors : public testing::Test {
  protected:
   ResumeErrors() : arguments_(arguments_in(folder_ / "out")) {

@@ -15,10 +15,11 @@ namespace {
 
 using Gradients = std::map<std::string, Tensor>;
 
+// Copies: of several ranks gradients are the reducer's buckets, which the next backward writes to.
 Gradients taken_gradients(CausalLM& model) {
   Gradients taken;
   model.each_trained([&](const std::string& name, Tensor& tensor) {
-    taken[name] = tensor.grad();
+    taken[name] = tensor.grad().defined() ? tensor.grad().clone() : Tensor();
     tensor.mutable_grad() = Tensor();
   });
   return taken;

@@ -133,6 +133,7 @@ Trainer::Trainer(std::shared_ptr<CausalLM> model, TrainingArguments arguments,
                  .got = "none",
                  .next = "call model->requires_grad(true), or add an adapter (add_adapter)"});
   }
+  share_optimizer();
   TrainingLoop::schedule_of(arguments_, *train_dataset_, rank_count(parts_));  // Error before anything runs
   if (arguments_.use_liger_kernel) apply_liger_kernel(*model_, arguments_.liger_kernel_config);
   enable_checkpointing(*model_, arguments_);
@@ -155,6 +156,18 @@ void Trainer::join_ranks() {
     }
     parts_.ranks->broadcast(tensors);
   });
+}
+
+void Trainer::share_optimizer() {
+  AdamW& optimizer = *parts_.optimizer;
+  if (arguments_.zero_stage == 1 && parts_.ranks) {
+    shards_ = std::make_shared<OptimizerShards>(optimizer, *parts_.ranks);
+  } else if (optimizer.is_share()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an optimizer with the states of all parameters",
+                 .got = "one that keeps a rank's share, of a Trainer with zero_stage 1",
+                 .next = "make a new optimizer (make_optimizer), or set zero_stage"});
+  }
 }
 
 void Trainer::watched(const std::function<void()>& work) {
@@ -197,7 +210,8 @@ TrainOutput Trainer::train(const std::string& resume_from_checkpoint) {
                        .parts = parts_,
                        .state = state_,
                        .control = control_,
-                       .resume = resume_from(resume_from_checkpoint)});
+                       .resume = resume_from(resume_from_checkpoint),
+                       .shards = shards_.get()});
     out = loop.run();
   });
   return out;

@@ -16,6 +16,8 @@
 
 namespace hotswap {
 
+class OptimizerShards;  // training/optimizer_shards.h
+
 // In a process that torchrun started (RANK, WORLD_SIZE, ... are set) the constructor joins the other ranks: each trains
 // on its share of the batches, the first one logs and writes.
 class Trainer {
@@ -45,6 +47,7 @@ class Trainer {
 
  private:
   void join_ranks();
+  void share_optimizer();
   std::filesystem::path resume_from(const std::string& named) const;
   void watched(const std::function<void()>& work);
   std::filesystem::path folder_or_output(const std::filesystem::path& folder) const;
@@ -53,6 +56,7 @@ class Trainer {
   TrainingArguments arguments_;
   std::shared_ptr<const Dataset> train_dataset_;
   TrainerParts parts_;
+  std::shared_ptr<OptimizerShards> shards_;  // null without zero_stage, and of one process
   TrainerState state_;
   TrainerControl control_;
   KernelReport update_report_;

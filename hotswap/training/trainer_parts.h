@@ -53,11 +53,12 @@ struct TrainerState {
   void save(const std::filesystem::path& file, const TrainerControl& control) const;
 };
 
-// How fast the updates since the entry of the log before were, and the peak of memory so far.
+// How fast the updates since the entry of the log before were, by all ranks, and the peak of memory so far, of this
+// one.
 struct TrainingRates {
   double tokens_per_second = 0;
   double flops_per_second = 0;               // TrainingWork's: what the model needs, whatever was computed
-  std::optional<double> mfu = std::nullopt;  // of the device's peak, where that is known (peak_flops_for)
+  std::optional<double> mfu = std::nullopt;  // of all devices' peak, where that is known (peak_flops_for)
   int64_t peak_memory = 0;                   // bytes: peak_device_memory()
 };
 
@@ -86,21 +87,22 @@ class TrainerCallback {
 };
 
 struct EvalMetrics {
-  double eval_loss = 0;            // as transformers: each batch's mean over its labels, weighted by its examples
-  double eval_loss_per_token = 0;  // the mean over all labels
-  double runtime = 0;              // seconds
-  int64_t examples = 0, batches = 0;
-  nlohmann::json to_json() const;  // eval_loss, eval_loss_per_token, eval_runtime, eval_samples_per_second, ...
+  double eval_loss = 0;               // as transformers: each batch's mean over its labels, weighted by its examples
+  double eval_loss_per_token = 0;     // the mean over all labels
+  double runtime = 0;                 // seconds
+  int64_t examples = 0, batches = 0;  // batches of a rank
+  nlohmann::json to_json() const;     // eval_loss, eval_loss_per_token, eval_runtime, eval_samples_per_second, ...
 };
 
-// One update.
+// One update. Of several ranks loss, tokens and flops are this one's share in on_step_end, the loss times their count,
+// and all ranks' in TrainOutput.
 struct TrainingStep {
   int64_t step = 0;      // from 0
-  double loss = 0;       // before this update; with several ranks of this one's share, times their count
+  double loss = 0;       // before this update
   double grad_norm = 0;  // before clipping
   double learning_rate = 0;
   double seconds = 0;            // all of it: batches, forwards, backwards, update
-  int64_t num_input_tokens = 0;  // ids in its batches, those of this rank
+  int64_t num_input_tokens = 0;  // ids in its batches
   double flops = 0;              // TrainingWork's
 };
 
@@ -111,7 +113,8 @@ struct TrainOutput {
   // Bytes of peak_device_memory(); of the loop alone where the system can tell (base/memory.h), else of the process.
   int64_t peak_memory = 0;
   bool peak_is_of_loop = false;
-  std::optional<double> device_flops = std::nullopt;  // its peak a second, where that is known
+  std::optional<double> device_flops = std::nullopt;  // the devices' peak a second, where that is known
+  std::vector<int64_t> optimizer_bytes;               // of AdamW's states, counted, of each rank
   // The first step also allocates the optimizer's state: it is left out when there are others.
   double train_tokens_per_second() const;
   double train_flops_per_second() const;

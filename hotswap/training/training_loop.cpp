@@ -90,13 +90,14 @@ TrainingLoop::TrainingLoop(const Setup& setup)
 
 TrainOutput TrainingLoop::run() {
   out_.peak_is_of_loop = reset_peak_device_memory(s_.model.device());
-  out_.device_flops = peak_flops_for(s_.model);
+  if (const auto flops = peak_flops_for(s_.model)) out_.device_flops = *flops * static_cast<double>(ranks_);
   s_.state = {.max_steps = counts_.updates,
               .num_train_epochs = counts_.epochs,
               .train_batch_size = s_.arguments.per_device_train_batch_size};
   s_.state.set_steps(s_.arguments);
   s_.control = {};
   if (!s_.resume.empty()) restore();
+  tokens_before_ = s_.state.num_input_tokens_seen;
   s_.model.train();
   start_ranks();
   start_ = last_step_ = Clock::now();
@@ -171,6 +172,7 @@ void TrainingLoop::update(const BatchesAhead::Read& read) {
                     .learning_rate = s_.arguments.learning_rate * schedule_.factor(s_.state.global_step)};
   optimizer.set_learning_rate(step.learning_rate);
   optimizer.step_clipped(norm, s_.arguments.max_grad_norm);
+  if (s_.shards != nullptr) s_.shards->broadcast_parameters();
   optimizer.zero_grad();
   for (const TrainingBatch& batch : read.batches) {
     step.num_input_tokens += batch.input_ids.numel();

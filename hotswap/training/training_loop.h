@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "hotswap/training/data/batches_ahead.h"
+#include "hotswap/training/optimizer_shards.h"
 #include "hotswap/training/ranks/gradient_sync.h"
 #include "hotswap/training/schedules/schedule.h"
 #include "hotswap/training/trainer_parts.h"
@@ -23,6 +24,7 @@ class TrainingLoop {
     TrainerState& state;
     TrainerControl& control;
     std::filesystem::path resume = {};  // a checkpoint; empty: from the beginning
+    OptimizerShards* shards = nullptr;  // null: each rank updates all parameters
   };
   explicit TrainingLoop(const Setup& setup);
   TrainOutput run();
@@ -60,6 +62,7 @@ class TrainingLoop {
   void start_ranks();
   void count(double flos, int64_t tokens);  // of an update of this rank
   void join_sums();                         // what each rank has counted since the last time, into the sums of all
+  void join_output();                       // steps and memory of states as the whole run's
   void agree();                             // what a callback of any rank has set in the control
   bool writes() const;                      // this is the only process, or the first rank
   std::vector<std::string> all_generator_states() const;
@@ -71,6 +74,7 @@ class TrainingLoop {
   void save_checkpoint();
   // Of training_loop_resume.cpp: what a checkpoint has beside the model, and back.
   void write_checkpoint_files(const std::vector<std::string>& generators);
+  ParameterNames parameter_names() const;  // of the optimizer
   void save_progress(const std::filesystem::path& folder, const std::vector<std::string>& generators);
   void restore();
   void check_same_data(const std::filesystem::path& folder) const;
@@ -101,6 +105,7 @@ class TrainingLoop {
   int64_t last_logged_ = 0;                    // the step
   double last_grad_norm_ = 0, last_rate_ = 0;  // of the last update, for its entry of the log
   double total_loss_ = 0;
+  int64_t tokens_before_ = 0;  // num_input_tokens_seen where a resumed run begins
   Position position_;
   int64_t ranks_ = 1;
   std::unique_ptr<GradientSync> sync_;  // null: one process trains

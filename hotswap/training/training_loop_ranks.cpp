@@ -46,6 +46,25 @@ void TrainingLoop::join_sums() {
   s_.state.total_flos += sums[2];
 }
 
+void TrainingLoop::join_output() {
+  out_.optimizer_bytes.assign(1, s_.parts.optimizer->state_bytes());
+  if (!sync_) return;
+  std::vector<double> values(static_cast<size_t>(ranks_), 0);
+  values[static_cast<size_t>(s_.parts.ranks->rank())] = static_cast<double>(out_.optimizer_bytes[0]);
+  for (const TrainingStep& step : out_.steps) {
+    values.insert(values.end(), {step.loss, static_cast<double>(step.num_input_tokens), step.flops});
+  }
+  values = s_.parts.ranks->sum(values);
+  auto value = values.begin();
+  out_.optimizer_bytes.clear();
+  for (int64_t rank = 0; rank < ranks_; ++rank) out_.optimizer_bytes.push_back(static_cast<int64_t>(*value++));
+  for (TrainingStep& step : out_.steps) {
+    step.loss = *value++ / static_cast<double>(ranks_);
+    step.num_input_tokens = static_cast<int64_t>(*value++);
+    step.flops = *value++;
+  }
+}
+
 void TrainingLoop::agree() {
   if (!sync_) return;
   TrainerControl& control = s_.control;

@@ -36,11 +36,15 @@ int64_t ranks_of(const fs::path& folder) {
 
 double TrainingLoop::next_rate() const { return s_.arguments.learning_rate * schedule_.factor(s_.state.global_step); }
 
+ParameterNames TrainingLoop::parameter_names() const {
+  return {.names = names_of(s_.model, s_.parts.optimizer->parameters()), .order = order_of(s_.model)};
+}
+
 void TrainingLoop::save_progress(const fs::path& folder, const std::vector<std::string>& generators) {
   const AdamW& optimizer = *s_.parts.optimizer;
   const LearningRates rates{.peak = s_.arguments.learning_rate, .next = next_rate()};
-  save_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()), rates,
-                 order_of(s_.model));
+  save_optimizer(folder / "optimizer.pt", optimizer, parameter_names(), rates,
+                 s_.shards == nullptr ? FetchState() : s_.shards->fetch());
   save_scheduler(folder / "scheduler.pt", optimizer.group_sizes().size(), s_.state.global_step, rates);
   for (size_t rank = 0; rank < generators.size(); ++rank) {
     save_generators(folder / generators_file(static_cast<int64_t>(rank), ranks_), generators[rank], s_.arguments.seed);
@@ -110,10 +114,8 @@ void TrainingLoop::restore() {
   const bool own = fs::exists(folder / kProgress);
   if (own) check_same_data(folder);
   check_scheduler(folder / "scheduler.pt", saved.global_step);
-  AdamW& optimizer = *s_.parts.optimizer;
   load_weights(s_.model, folder);
-  load_optimizer(folder / "optimizer.pt", optimizer, names_of(s_.model, optimizer.parameters()),
-                 s_.arguments.learning_rate, order_of(s_.model));
+  load_optimizer(folder / "optimizer.pt", *s_.parts.optimizer, parameter_names(), s_.arguments.learning_rate);
   restore_generators(folder, own && saved_ranks == ranks_);
 
   saved.max_steps = s_.state.max_steps;

@@ -6,6 +6,7 @@
 #include "hotswap/base/log.h"
 #include "hotswap/training/checkpoint/folder.h"
 #include "hotswap/training/evaluation.h"
+#include "hotswap/training/ranks/ranks.h"
 #include "hotswap/training/resume.h"
 #include "hotswap/training/trainer_state.h"
 #include "hotswap/training/training_loop.h"
@@ -37,7 +38,8 @@ void TrainingLoop::log_training() {
   if (s_.arguments.include_num_input_tokens_seen != "no") {
     const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
     entry["train_runtime"] = rounded(runtime, 4);
-    entry["train_tokens_per_second"] = rounded(static_cast<double>(s_.state.num_input_tokens_seen) / runtime, 3);
+    const int64_t tokens = s_.state.num_input_tokens_seen - tokens_before_;
+    entry["train_tokens_per_second"] = rounded(static_cast<double>(tokens) / runtime, 3);
     entry["peak_memory"] = rates_.peak_memory;
     if (rates_.mfu) entry["mfu"] = rounded(*rates_.mfu, 4);
   }
@@ -54,6 +56,10 @@ void TrainingLoop::rate() {
     seconds += step.seconds;
     tokens += static_cast<double>(step.num_input_tokens);
     flops += step.flops;
+  }
+  if (s_.parts.ranks) {
+    const auto sums = s_.parts.ranks->sum({tokens, flops});
+    tokens = sums[0], flops = sums[1];
   }
   if (seconds <= 0) return;
   rates_ = {.tokens_per_second = tokens / seconds,
@@ -105,7 +111,11 @@ void TrainingLoop::save_checkpoint() {
     if (*state.best_global_step == state.global_step || fs::is_directory(best)) state.best_model_checkpoint = best;
   }
   const auto generators = all_generator_states();
-  if (writes()) write_checkpoint_files(generators);
+  if (writes()) {
+    write_checkpoint_files(generators);
+  } else if (s_.shards != nullptr && !s_.arguments.save_only_model) {
+    s_.shards->send_states();
+  }
   wait_for_ranks();  // the checkpoint is there for all
   each_callback([&](TrainerCallback& callback) { callback.on_save(event()); });
   last_step_ = Clock::now();
@@ -128,6 +138,7 @@ void TrainingLoop::write_checkpoint_files(const std::vector<std::string>& genera
 void TrainingLoop::finish() {
   TrainerState& state = s_.state;
   join_sums();
+  join_output();
   const double runtime = std::chrono::duration<double>(Clock::now() - start_).count();
   const auto updates = static_cast<double>(std::max<int64_t>(1, state.global_step));
   total_loss_ += loss_since_log_;

@@ -50,6 +50,17 @@ void check_best_model(const TrainingArguments& a) {
   }
 }
 
+// What shards more than AdamW's states.
+void check_zero_stage(int64_t stage) {
+  if (stage == 0 || stage == 1) return;
+  const bool known = stage == 2 || stage == 3;
+  throw Error({.kind = known ? ErrorKind::kUnsupported : ErrorKind::kInvalidArgument,
+               .wanted = "zero_stage 0, or 1, which shares AdamW's states out among the ranks",
+               .got = cat(stage, known ? ", which shards gradients, too: each rank has them as a whole here" : ""),
+               .next = known ? "take 1, or train in Python by DeepSpeed or FSDP2 on the same kernels (docs/training.md)"
+                             : "take 1, or leave it out"});
+}
+
 }  // namespace
 
 void check(const TrainingArguments& a) {
@@ -74,6 +85,7 @@ void check(const TrainingArguments& a) {
   one_of("save_strategy", a.save_strategy, {"no", "steps", "epoch", "best"});
   one_of("include_num_input_tokens_seen", a.include_num_input_tokens_seen, {"no", "all", "non_padding"});
   one_of("optimizer_states", a.optimizer_states, {"parameter", "float32_master", "bfloat16_moments", "stochastic"});
+  check_zero_stage(a.zero_stage);
   check_best_model(a);
 }
 

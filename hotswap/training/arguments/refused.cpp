@@ -89,7 +89,7 @@ const std::vector<Refusal>& refusals() {
       {"label_names", nullptr, "labels are the only ones", {Value::array({"labels"})}},
       {"fsdp", nullptr, "each rank has the model as a whole", {"", Value::array(), false}},
       {"fsdp_config", nullptr, "each rank has the model as a whole"},
-      {"deepspeed", nullptr, "each rank has the model as a whole"},
+      {"deepspeed", nullptr, "each rank has the model as a whole; zero_stage 1 is ZeRO's stage 1"},
       {"debug", "", "there is no such mode", {Value::array()}},
       {"skip_memory_metrics", true, "the peak of memory is printed by itself"},
       {"local_rank", -1, "torchrun sets LOCAL_RANK", {0}},

@@ -147,6 +147,20 @@ const std::vector<Honoured>& honoured_rows() {
   return rows;
 }
 
+// Names that transformers does not have: written only where they have not their default.
+const std::vector<Honoured>& own_rows() {
+  static const std::vector<Honoured> rows = {
+      honoured("optimizer_states", &Args::optimizer_states, "What AdamW keeps"),
+      honoured("zero_stage", &Args::zero_stage, "Of ranks: 1 shares AdamW's states out among them"),
+  };
+  return rows;
+}
+
+const Honoured* row_of(const std::vector<Honoured>& rows, const std::string& name) {
+  const auto row = std::find_if(rows.begin(), rows.end(), [&](const Honoured& h) { return name == h.name; });
+  return row == rows.end() ? nullptr : &*row;
+}
+
 std::vector<ArgumentRow> all_rows() {
   std::vector<ArgumentRow> rows;
   for (const Honoured& row : honoured_rows()) {
@@ -164,7 +178,8 @@ std::vector<ArgumentRow> all_rows() {
 }
 
 [[noreturn]] void unknown(const std::string& name, const Json& json) {
-  std::vector<std::string> names{"optimizer_states"};
+  std::vector<std::string> names;
+  for (const Honoured& row : own_rows()) names.emplace_back(row.name);
   for (const ArgumentRow& row : argument_rows()) names.push_back(row.name);
   const auto renamed = renamed_arguments().find(name);
   const auto nearest = nearest_name(name, names);
@@ -209,16 +224,11 @@ const std::vector<ArgumentRow>& argument_rows() {
 TrainingArguments training_arguments_from(const Json& json, TrainingArguments base, ArgumentsAre are) {
   for (const auto& [name, value] : json.items()) {
     if (value.is_null()) {
-      if (name != "optimizer_states") known_row(name, json);
+      if (row_of(own_rows(), name) == nullptr) known_row(name, json);
       continue;  // the default, whatever it is
     }
-    if (name == "optimizer_states") {
-      base.optimizer_states = value.as<std::string>();
-      continue;
-    }
-    const auto& read = honoured_rows();
-    const auto row = std::find_if(read.begin(), read.end(), [&](const Honoured& h) { return name == h.name; });
-    if (row != read.end()) {
+    const Honoured* own = row_of(own_rows(), name);
+    if (const Honoured* row = own != nullptr ? own : row_of(honoured_rows(), name)) {
       row->set(base, value);
       continue;
     }
@@ -235,8 +245,8 @@ nlohmann::ordered_json to_json(const TrainingArguments& arguments) {
   for (const ArgumentRow& row : argument_rows()) {
     if (row.kind != ArgumentKind::kHonoured) json[row.name] = row.fallback;
   }
-  if (arguments.optimizer_states != TrainingArguments{}.optimizer_states) {
-    json["optimizer_states"] = arguments.optimizer_states;
+  for (const Honoured& row : own_rows()) {
+    if (const Value value = row.get(arguments); value != row.get(TrainingArguments{})) json[row.name] = value;
   }
   return json;
 }

@@ -52,6 +52,8 @@ struct TrainingArguments {
   bool average_tokens_across_devices = true;  // the mean over the labels of all ranks, not the mean of their means
   std::optional<bool> ddp_find_unused_parameters = std::nullopt;  // unset: all that is trained gets a gradient
   std::optional<int64_t> ddp_bucket_cap_mb = std::nullopt;        // of gradients that are reduced at once; unset: 25
+  // Not transformers' name but DeepSpeed's and accelerate's: 1 shares AdamW's states out among the ranks.
+  int64_t zero_stage = 0;
 
   std::string logging_strategy = "steps";  // no, steps, epoch
   double logging_steps = 500;              // below 1, as eval_steps and save_steps: a share of all updates

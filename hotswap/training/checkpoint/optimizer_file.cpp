@@ -98,8 +98,8 @@ std::vector<SavedParameter> by_name(const Named& saved, const std::vector<std::s
 }
 
 std::vector<SavedParameter> parameters_of(const PickleValue& root, const std::string& where, const AdamW& optimizer,
-                                          const std::vector<std::string>& names, double peak_rate,
-                                          ParameterOrder order) {
+                                          const ParameterNames& own, double peak_rate) {
+  const auto& [names, order] = own;
   std::vector<SavedParameter> in_order;
   std::vector<size_t> sizes;
   Named named;
@@ -148,22 +148,46 @@ Tensor steps_of(const PickleValue& state, const std::string& where) {
   const PickleValue& value = state.at("step", where);
   if (const auto* tensor = std::get_if<Tensor>(&value.value)) {
     if (tensor->numel() != 1) another_model(where, "one count of steps", cat(tensor->numel()));
-    return tensor->reshape({}).to(at::kFloat);
+    return tensor->reshape({}).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
   return at::scalar_tensor(value.number(where), at::TensorOptions(at::kFloat));
 }
 
+// Copies, since the file's tensors are not written to.
 AdamWState state_of(const PickleValue& state, const std::string& where, const Tensor& parameter,
-                    OptimizerStates states) {
-  const StateKinds kinds = state_kinds(states, parameter.scalar_type());
-  const auto moments = parameter.options().dtype(kinds.moments), wide = parameter.options().dtype(at::kFloat);
-  AdamWState own{.average = checked(state, "exp_avg", where, parameter).to(moments),
-                 .average_square = checked(state, "exp_avg_sq", where, parameter).to(moments),
+                    const StateKinds& kinds, bool owns) {
+  const auto copied = [&](const char* key, at::ScalarType dtype) {
+    const Tensor saved = checked(state, key, where, parameter);
+    return owns ? saved.to(parameter.options().dtype(dtype), /*non_blocking=*/false, /*copy=*/true) : Tensor();
+  };
+  AdamWState own{.average = copied("exp_avg", kinds.moments),
+                 .average_square = copied("exp_avg_sq", kinds.moments),
                  .steps = steps_of(state, where).to(parameter.device())};
   if (!kinds.master) return own;
-  own.master = state.find("master", where) != nullptr ? checked(state, "master", where, parameter).to(wide)
-                                                      : parameter.detach().to(at::kFloat);
+  const bool has_master = state.find("master", where) != nullptr;
+  if (has_master) own.master = copied("master", at::kFloat);
+  if (!has_master && owns) own.master = parameter.detach().to(at::kFloat);
   return own;
+}
+
+void write_parameter_state(PickleWriter& out, const AdamW& optimizer, size_t index, const FetchState& fetch) {
+  const AdamWState& state = optimizer.states()[index];
+  const Tensor& parameter = optimizer.parameters()[index];
+  const StateKinds kinds = state_kinds(optimizer.options().states, parameter.scalar_type());
+  const auto tensor = [&](const char* key, const Tensor& own, at::ScalarType dtype) {
+    out.text(key);
+    if (optimizer.owns(index)) return out.tensor(own);
+    out.tensor({.dtype = dtype, .sizes = parameter.sizes().vec(), .data = [&fetch, index, dtype] {
+                  return fetch(index, dtype);
+                }});
+  };
+  out.begin_dict();
+  out.text("step");
+  out.tensor(state.steps);
+  tensor("exp_avg", state.average, kinds.moments);
+  tensor("exp_avg_sq", state.average_square, kinds.moments);
+  if (kinds.master) tensor("master", state.master, at::kFloat);
+  out.end_dict();
 }
 
 void write_group(PickleWriter& out, const AdamW& optimizer, size_t first, size_t count,
@@ -208,28 +232,18 @@ void write_group(PickleWriter& out, const AdamW& optimizer, size_t first, size_t
 
 }  // namespace
 
-void save_optimizer(const fs::path& file, const AdamW& optimizer, const std::vector<std::string>& names,
-                    const LearningRates& rates, ParameterOrder order) {
+void save_optimizer(const fs::path& file, const AdamW& optimizer, const ParameterNames& parameters,
+                    const LearningRates& rates, const FetchState& fetch) {
+  const std::vector<std::string>& names = parameters.names;
   TorchFileWriter writer;
   PickleWriter& out = writer.pickle();
   out.begin_dict();
   out.text("state");
   out.begin_dict();
   for (size_t i = 0; i < names.size(); ++i) {
-    const AdamWState& state = optimizer.states()[i];
-    if (!state.steps.defined()) continue;  // it had no gradient yet
+    if (!optimizer.states()[i].steps.defined()) continue;  // it had no gradient yet
     out.integer(static_cast<int64_t>(i));
-    out.begin_dict();
-    const std::pair<const char*, const Tensor*> tensors[] = {{"step", &state.steps},
-                                                             {"exp_avg", &state.average},
-                                                             {"exp_avg_sq", &state.average_square},
-                                                             {"master", &state.master}};
-    for (const auto& [key, tensor] : tensors) {
-      if (!tensor->defined()) continue;
-      out.text(key);
-      out.tensor(*tensor);
-    }
-    out.end_dict();
+    write_parameter_state(out, optimizer, i, fetch);
   }
   out.end_dict();
   out.text("param_groups");
@@ -239,18 +253,18 @@ void save_optimizer(const fs::path& file, const AdamW& optimizer, const std::vec
     write_group(out, optimizer, first, count, names, rates);
     first += count;
   }
-  if (order == ParameterOrder::kOwn) write_group(out, optimizer, first, 0, names, rates);
+  if (parameters.order == ParameterOrder::kOwn) write_group(out, optimizer, first, 0, names, rates);
   out.end_list();
   out.end_dict();
   writer.save(file);
 }
 
-void load_optimizer(const fs::path& file, AdamW& optimizer, const std::vector<std::string>& names, double peak_rate,
-                    ParameterOrder order) {
+void load_optimizer(const fs::path& file, AdamW& optimizer, const ParameterNames& parameters, double peak_rate) {
   const at::NoGradGuard no_grad;
+  const std::vector<std::string>& names = parameters.names;
   const TorchFile read(file);
   const std::string where = file.string();
-  const auto saved = parameters_of(read.root(), where, optimizer, names, peak_rate, order);
+  const auto saved = parameters_of(read.root(), where, optimizer, parameters, peak_rate);
   std::map<int64_t, const PickleValue*> states;
   for (const auto& [id, state] : read.root().at("state", where).dict(where).items) states[id->integer(where)] = state;
   std::vector<AdamWState> own;
@@ -265,8 +279,9 @@ void load_optimizer(const fs::path& file, AdamW& optimizer, const std::vector<st
                    .next = "resume with the checkpoint's value, or start a new run from the checkpoint's model"});
     }
     const auto state = states.find(saved[i].id);
+    const StateKinds kinds = state_kinds(optimizer.options().states, parameter.scalar_type());
     own.push_back(state == states.end() ? AdamWState{}
-                                        : state_of(*state->second, at, parameter, optimizer.options().states));
+                                        : state_of(*state->second, at, parameter, kinds, optimizer.owns(i)));
     own.back().weight_decay = decay;
   }
   optimizer.states() = std::move(own);

@@ -1,5 +1,6 @@
 #include "hotswap/training/checkpoint/pickle.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "hotswap/base/error.h"
@@ -115,21 +116,33 @@ void PickleWriter::global(const std::string& module, const std::string& name) {
 }
 
 void PickleWriter::tensor(const Tensor& value) {
-  const Tensor data = value.detach().contiguous();
+  tensor({.dtype = value.scalar_type(), .sizes = value.sizes().vec(), .data = [value] {
+            return value.detach().contiguous();
+          }});
+}
+
+void PickleWriter::tensor(PickledTensor value) {
+  int64_t elements = 1;
+  std::vector<int64_t> strides(value.sizes.size());  // of contiguous data
+  for (size_t dim = strides.size(); dim-- > 0;) {
+    strides[dim] = elements;
+    elements *= std::max<int64_t>(1, value.sizes[dim]);
+  }
+  const bool empty = std::find(value.sizes.begin(), value.sizes.end(), 0) != value.sizes.end();
   global("torch._utils", "_rebuild_tensor_v2");
   begin_tuple();
   begin_tuple();
   text("storage");
-  global("torch", storage_name(data.scalar_type()));
+  global("torch", storage_name(value.dtype));
   text(std::to_string(storages_.size()));
   text("cpu");
-  integer(data.numel());
+  integer(empty ? 0 : elements);
   end_tuple();
   op('Q');
   integer(0);  // its offset in the storage
-  for (const at::IntArrayRef dims : {data.sizes(), data.strides()}) {
+  for (const auto* dims : {&value.sizes, &strides}) {
     begin_tuple();
-    for (const int64_t dim : dims) integer(dim);
+    for (const int64_t dim : *dims) integer(dim);
     end_tuple();
   }
   boolean(false);  // requires_grad
@@ -137,7 +150,7 @@ void PickleWriter::tensor(const Tensor& value) {
   bytes_ += ")R";  // of hooks: none
   end_tuple();
   op('R');
-  storages_.push_back(data);
+  storages_.push_back(std::move(value));
 }
 
 std::string PickleWriter::finish() {

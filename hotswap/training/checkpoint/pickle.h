@@ -69,6 +69,13 @@ class PickleDocument {
   const PickleValue* root_ = nullptr;
 };
 
+// A tensor whose data are made when they are written: another rank may have them.
+struct PickledTensor {
+  at::ScalarType dtype;
+  std::vector<int64_t> sizes;
+  std::function<Tensor()> data;  // of that dtype and these sizes, contiguous
+};
+
 // Writes a value piece by piece, as pickle's protocol 2.
 class PickleWriter {
  public:
@@ -84,8 +91,9 @@ class PickleWriter {
   void end_list();
   void begin_tuple();
   void end_tuple();
-  void tensor(const Tensor& value);  // its data: storages() of the same index
-  const std::vector<Tensor>& storages() const { return storages_; }
+  void tensor(PickledTensor value);  // its data: storages() of the same index
+  void tensor(const Tensor& value);
+  const std::vector<PickledTensor>& storages() const { return storages_; }
   std::string finish();
 
  private:
@@ -93,7 +101,7 @@ class PickleWriter {
   void global(const std::string& module, const std::string& name);
 
   std::string bytes_;
-  std::vector<Tensor> storages_;
+  std::vector<PickledTensor> storages_;
 };
 
 // torch's name of a storage of this type, such as FloatStorage. Error for one that has none here.

@@ -15,7 +15,8 @@
 
 namespace hotswap {
 
-// Tensors are copies on the CPU. Error where the file is cut off, holds what is not read here, or has a tensor beyond
+// Tensors are the file's memory, on the CPU, which stays mapped while one of them lives: they are not to be written to.
+// Error where the file is cut off, holds what is not read here, or has a tensor beyond
 // its data.
 class TorchFile {
  public:

@@ -5,6 +5,7 @@
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/clamp_min.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -116,6 +117,12 @@ StateKinds state_kinds(OptimizerStates states, at::ScalarType parameter) {
   return {parameter, false};
 }
 
+int64_t state_bytes_of(const Tensor& parameter, OptimizerStates states) {
+  const StateKinds kinds = state_kinds(states, parameter.scalar_type());
+  const auto moments = static_cast<int64_t>(2 * c10::elementSize(kinds.moments));
+  return parameter.numel() * (moments + (kinds.master ? static_cast<int64_t>(sizeof(float)) : 0));
+}
+
 AdamW::AdamW(std::vector<Tensor> parameters, AdamWOptions options)
     : AdamW({{.parameters = std::move(parameters), .weight_decay = options.weight_decay}}, options) {}
 
@@ -150,6 +157,36 @@ void AdamW::step_clipped(const Tensor& norm, double max_norm) {
   update_all(max_norm > 0 ? at::clamp_min(at::add(norm, 1e-6).div(max_norm), 1.0) : at::add(norm.mul(0), 1.0));
 }
 
+void AdamW::keep_only(std::vector<bool> own) {
+  if (own.size() != parameters_.size()) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("for each of ", parameters_.size(), " parameters whether its states are kept"),
+                 .got = cat(own.size()),
+                 .next = "pass one value for each parameter, in their order"});
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    if (own[i] && !owns(i) && states_[i].steps.defined()) {
+      throw Error({.kind = ErrorKind::kInvalidArgument,
+                   .wanted = "the states of all parameters that are to be kept",
+                   .got = cat("none of parameter ", i, ", which another rank kept before"),
+                   .next = "make a new optimizer, and load its states from a checkpoint"});
+    }
+    AdamWState& state = states_[i];
+    if (!own[i]) state.average = state.average_square = state.master = Tensor();
+  }
+  own_ = std::move(own);
+}
+
+int64_t AdamW::state_bytes() const {
+  int64_t bytes = 0;
+  for (const AdamWState& state : states_) {
+    for (const Tensor* part : {&state.average, &state.average_square, &state.master, &state.steps}) {
+      if (part->defined()) bytes += static_cast<int64_t>(part->nbytes());
+    }
+  }
+  return bytes;
+}
+
 void AdamW::prepare(size_t index) {
   const Tensor parameter = parameters_[index].detach();
   AdamWState& state = states_[index];
@@ -157,11 +194,36 @@ void AdamW::prepare(size_t index) {
     for (Tensor* part : {&state.average, &state.average_square, &state.master}) lay_out_as(*part, parameter);
     return;
   }
+  state.steps = at::zeros({}, at::TensorOptions(at::kFloat).device(parameter.device()));
+  if (!owns(index)) return;
   const StateKinds kinds = state_kinds(options_.states, parameter.scalar_type());
   if (kinds.master) state.master = parameter.to(at::kFloat);
   state.average = at::zeros_like(parameter, parameter.options().dtype(kinds.moments));
   state.average_square = at::zeros_like(state.average);
-  state.steps = at::zeros({}, at::TensorOptions(at::kFloat).device(parameter.device()));
+}
+
+// A parameter that another rank updates stands in the list without elements: its position there, of which the random bits
+// of those after it are a function, stays the same.
+void AdamW::add_to(AdamWLists& list, size_t index) const {
+  const AdamWState& state = states_[index];
+  const Tensor parameter = parameters_[index].detach();
+  list.steps.push_back(state.steps);
+  if (!owns(index)) {
+    const StateKinds kinds = state_kinds(options_.states, parameter.scalar_type());
+    const auto none = [&](at::ScalarType dtype) { return at::empty({0}, parameter.options().dtype(dtype)); };
+    list.parameters.push_back(none(parameter.scalar_type()));
+    list.gradients.push_back(none(parameter.scalar_type()));
+    list.averages.push_back(none(kinds.moments));
+    list.average_squares.push_back(none(kinds.moments));
+    if (kinds.master) list.masters.push_back(none(at::kFloat));
+    return;
+  }
+  const auto ordered = [&](const Tensor& t) { return in_order_of(t, parameter); };
+  list.parameters.push_back(ordered(parameter));
+  list.gradients.push_back(ordered(parameters_[index].grad().to(parameter.scalar_type())).contiguous());
+  list.averages.push_back(ordered(state.average));
+  list.average_squares.push_back(ordered(state.average_square));
+  if (state.master.defined()) list.masters.push_back(ordered(state.master));
 }
 
 // scale: [] float32, what gradients are divided by; not finite: nothing is updated, and no update is counted.
@@ -171,17 +233,9 @@ void AdamW::update_all(const Tensor& scale) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].grad().defined()) continue;
     prepare(i);
-    const AdamWState& state = states_[i];
-    const Tensor parameter = parameters_[i].detach();
-    AdamWLists& list =
-        lists[{parameter.device().str(), parameter.scalar_type(), state.average.scalar_type(), state.weight_decay}];
-    const auto ordered = [&](const Tensor& t) { return in_order_of(t, parameter); };
-    list.parameters.push_back(ordered(parameter));
-    list.gradients.push_back(ordered(parameters_[i].grad().to(parameter.scalar_type())).contiguous());
-    list.averages.push_back(ordered(state.average));
-    list.average_squares.push_back(ordered(state.average_square));
-    if (state.master.defined()) list.masters.push_back(ordered(state.master));
-    list.steps.push_back(state.steps);
+    const Tensor& parameter = parameters_[i];
+    const StateKinds kinds = state_kinds(options_.states, parameter.scalar_type());
+    add_to(lists[{parameter.device().str(), parameter.scalar_type(), kinds.moments, states_[i].weight_decay}], i);
   }
   int64_t index = 0;  // of a list among those of a step: its random bits are its own
   for (const auto& [key, list] : lists) {

@@ -34,6 +34,7 @@ enum class OptimizerStates {
 OptimizerStates optimizer_states_from(const std::string& name);
 
 class AdamWUpdate;
+struct AdamWLists;
 
 struct AdamWOptions {
   double learning_rate = 5e-5;
@@ -50,7 +51,8 @@ struct ParameterGroup {
   double weight_decay = 0;
 };
 
-// What the optimizer keeps of a parameter. Tensors are undefined before the first step.
+// What the optimizer keeps of a parameter. Tensors are undefined before the first step; of a parameter that it does not
+// own (keep_only) all but steps stay so.
 struct AdamWState {
   Tensor average, average_square;  // in the parameter's shape
   Tensor steps;                    // [] float32
@@ -64,6 +66,8 @@ struct StateKinds {
   bool master;
 };
 StateKinds state_kinds(OptimizerStates states, at::ScalarType parameter);
+// Bytes of a parameter's averages and master, without the 4 of its count of steps.
+int64_t state_bytes_of(const Tensor& parameter, OptimizerStates states);
 
 class AdamW {
  public:
@@ -80,6 +84,14 @@ class AdamW {
   void zero_grad();  // drops the gradients, so that their memory is free until the next backward
   void set_learning_rate(double learning_rate) { options_.learning_rate = learning_rate; }
 
+  // Of several ranks this one's share (ZeRO's stage 1): of the other parameters no averages and masters are kept, and
+  // step() leaves them as they are but for their counts of steps. Random bits of stochastic rounding do not depend on
+  // it. own: one for each parameter.
+  void keep_only(std::vector<bool> own);
+  bool owns(size_t index) const { return own_.empty() || own_[index]; }
+  bool is_share() const { return !own_.empty(); }
+  int64_t state_bytes() const;  // of all that is kept now
+
   const std::vector<Tensor>& parameters() const { return parameters_; }
   const std::vector<AdamWState>& states() const { return states_; }  // one for each parameter
   std::vector<AdamWState>& states() { return states_; }
@@ -91,10 +103,12 @@ class AdamW {
 
  private:
   void prepare(size_t index);
+  void add_to(AdamWLists& list, size_t index) const;
   void update_all(const Tensor& scale);
 
   std::vector<Tensor> parameters_;
   std::vector<AdamWState> states_;
+  std::vector<bool> own_;  // empty: all
   std::vector<size_t> group_sizes_;
   AdamWOptions options_;
   std::unique_ptr<AdamWUpdate> update_;

@@ -78,6 +78,8 @@ std::string bytes_in(const Tensor& tensor, size_t size) {
   return {reinterpret_cast<const char*>(tensor.const_data_ptr<uint8_t>()), size};
 }
 
+constexpr int kStateTag = 1;  // of what send_to_first() sends
+
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 [[noreturn]] void not_all(const RankEnvironment& environment, const RanksOptions& options, const std::string& got) {
@@ -170,7 +172,24 @@ std::vector<std::string> Ranks::to_first(const std::string& bytes) {
 
 void Ranks::broadcast(const std::vector<Tensor>& tensors) {
   parts_->heartbeat->in_collective();
-  broadcast_from_first(parts_->group, tensors);
+  check_same_tensors(parts_->group, tensors);
+  broadcast_tensors(parts_->group, 0, tensors);
+}
+
+void Ranks::broadcast_from(int from, const std::vector<Tensor>& tensors) {
+  parts_->heartbeat->in_collective();
+  broadcast_tensors(parts_->group, from, tensors);
+}
+
+// Not counted as collectives, of which all ranks have as many.
+void Ranks::send_to_first(const Tensor& tensor) {
+  std::vector<Tensor> tensors{tensor};
+  parts_->group->send(tensors, 0, kStateTag)->wait();
+}
+
+void Ranks::receive(int from, const Tensor& into) {
+  std::vector<Tensor> tensors{into};
+  parts_->group->recv(tensors, from, kStateTag)->wait();
 }
 
 std::unique_ptr<GradientSync> Ranks::gradient_sync(const TrainedTensors& trained, const GradientSyncOptions& options) {

@@ -46,6 +46,12 @@ class Ranks {
 
   // Rank 0's values become each rank's. Error where shapes or types differ.
   void broadcast(const std::vector<Tensor>& tensors);
+  // Rank `from`'s values become each rank's, of tensors whose shapes and types are known to be the same.
+  void broadcast_from(int from, const std::vector<Tensor>& tensors);
+  // One tensor to rank 0, which waits for it with receive() at the same time. On the CPU, contiguous, of the same shape
+  // and type on both.
+  void send_to_first(const Tensor& tensor);
+  void receive(int from, const Tensor& into);
   std::unique_ptr<GradientSync> gradient_sync(const TrainedTensors& trained, const GradientSyncOptions& options);
 
   // What the others learn of this rank where it fails: the update that it is in.

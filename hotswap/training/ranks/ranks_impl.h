@@ -31,6 +31,9 @@ c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store
 std::unique_ptr<GradientSync> make_reducer(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                                            const TrainedTensors& trained, const GradientSyncOptions& options,
                                            std::function<void()> on_reduce);
-void broadcast_from_first(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& tensors);
+// Error where shapes or types differ.
+void check_same_tensors(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const std::vector<Tensor>& tensors);
+void broadcast_tensors(const c10::intrusive_ptr<c10d::ProcessGroup>& group, int from,
+                       const std::vector<Tensor>& tensors);
 
 }  // namespace hotswap

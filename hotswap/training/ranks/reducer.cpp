@@ -98,13 +98,16 @@ std::unique_ptr<GradientSync> make_reducer(const Group& group, const TrainedTens
   return std::make_unique<ReducerSync>(group, trained, options, std::move(on_reduce));
 }
 
-void broadcast_from_first(const Group& group, const std::vector<Tensor>& tensors) {
+void check_same_tensors(const Group& group, const std::vector<Tensor>& tensors) {
+  if (!tensors.empty()) c10d::verify_params_across_processes(group, tensors, std::nullopt);
+}
+
+void broadcast_tensors(const Group& group, int from, const std::vector<Tensor>& tensors) {
   if (tensors.empty()) return;
   const at::NoGradGuard no_grad;
   std::vector<Tensor> plain;
   for (const Tensor& tensor : tensors) plain.push_back(tensor.detach());
-  c10d::verify_params_across_processes(group, plain, std::nullopt);
-  c10d::broadcast_coalesced(group, plain, 250 * kMebibyte);
+  c10d::broadcast_coalesced(group, plain, 25 * kMebibyte, from);  // two copies of that size at once
 }
 
 }  // namespace hotswap
