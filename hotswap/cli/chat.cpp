@@ -19,6 +19,7 @@ struct ChatFlags {
   KernelFlags kernels;
   std::string system;
   SamplingFlags sampling{1024};
+  GuessFlags guesses;
   bool no_kernels = false, greedy = false;
 };
 
@@ -29,6 +30,7 @@ GenerationConfig chat_config(const ChatFlags& flags) {
     config.do_sample = false;
     config.temperature = std::nullopt;
   }
+  set_guesses(config, flags.guesses);
   return config;
 }
 
@@ -45,6 +47,7 @@ class Chat {
         tokenizer_(load_tokenizer(source_)),
         template_(load_chat_template(source_)),
         model_(load_model(source_, flags.kernels)),
+        assistant_(load_beside(flags.guesses.assistant, source_, flags.kernels)),
         interactive_(::isatty(STDIN_FILENO) == 1) {
     begin(flags.system);
   }
@@ -111,10 +114,11 @@ class Chat {
   void answer(const std::string& line) {
     messages_.push_back({{"role", "user"}, {"content", line}});
     const auto ids = template_.ids(tokenizer_, {.messages = messages_, .add_generation_prompt = true});
-    const TimedText made = generate_text(*model_, &tokenizer_, ids, config_, [](const std::string& piece) {
+    const auto show = [](const std::string& piece) {
       std::fputs(piece.c_str(), stdout);
       std::fflush(stdout);
-    });
+    };
+    const TimedText made = generate_text(*model_, &tokenizer_, ids, config_, show, assistant_.get());
     std::puts("");
     messages_.push_back({{"role", "assistant"}, {"content", made.text}});
     if (interactive_) {
@@ -127,7 +131,7 @@ class Chat {
   ModelFlags source_;
   Tokenizer tokenizer_;
   ChatTemplate template_;
-  std::shared_ptr<CausalLM> model_;
+  std::shared_ptr<CausalLM> model_, assistant_;
   bool interactive_;
   std::string system_;
   OutJson messages_;
@@ -146,6 +150,7 @@ void add_chat(CLI::App& app) {
   verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");
   verb->add_option("--system", flags->system, "The system message");
   add_sampling_flags(*verb, flags->sampling);
+  add_guess_flags(*verb, flags->guesses);
   verb->add_flag("--greedy", flags->greedy, "Take the most probable token; default: as in generation_config.json");
   verb->callback([flags] {
     if (flags->no_kernels) flags->kernels = KernelFlags{};

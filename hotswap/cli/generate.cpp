@@ -17,6 +17,7 @@ struct GenerateFlags {
   KernelFlags kernels;
   std::string prompt, ids, messages;
   SamplingFlags sampling{50};
+  GuessFlags guesses;
   bool stream = false, json = false;
 };
 
@@ -24,6 +25,7 @@ struct GenerateFlags {
 GenerationConfig config_of(const GenerateFlags& flags) {
   GenerationConfig config = generation_config_of(flags.sampling);
   config.do_sample = config.do_sample.value_or(false);
+  set_guesses(config, flags.guesses);
   return config;
 }
 
@@ -57,6 +59,11 @@ OutJson json_of(const Rows& prompts, const std::vector<TimedText>& texts, bool o
                  {"decode_ms", texts[0].decode_ms},
                  {"prefill_tokens_per_second", texts[0].prefill_tokens_per_second},
                  {"decode_tokens_per_second", texts[0].decode_tokens_per_second}};
+  if (texts.size() == 1 && !texts[0].accepted.empty()) {
+    out["accepted"] = texts[0].accepted;
+    out["guessed_tokens"] = texts[0].guessed_tokens;
+    out["repeated_tokens"] = texts[0].repeated_tokens;
+  }
   if (texts.size() == 1) return out;
   double prefill_ms = 0, decode_ms = 0, prompt_tokens = 0, further_tokens = 0;
   const double times = one_batch ? 1.0 / static_cast<double>(texts.size()) : 1;
@@ -85,6 +92,7 @@ void generate_verb(const GenerateFlags& flags) {
   source.few_rows = true;
   if (flags.ids.empty() || has_tokenizer(source)) tokenizer = load_tokenizer(source);
   const auto model = load_model(source, flags.kernels);
+  const auto assistant = load_beside(flags.guesses.assistant, source, flags.kernels);
   const Rows prompts = prompt_rows(flags, source, tokenizer ? &*tokenizer : nullptr, model->config().vocab_size);
   const bool stream = flags.stream && !flags.json;
   const auto show = [&](const std::string& piece) {
@@ -100,15 +108,21 @@ void generate_verb(const GenerateFlags& flags) {
     }
     std::fprintf(stderr, "%zu tokens, first after %.1f ms, then %.1f tokens/s\n", last.ids.size(), last.prefill_ms,
                  last.decode_tokens_per_second);
+    if (!last.accepted.empty()) {
+      std::fprintf(stderr, "%.2f tokens a step; %lld guesses verified\n",
+                   static_cast<double>(last.ids.size() - 1) / static_cast<double>(last.accepted.size()),
+                   static_cast<long long>(last.guessed_tokens));
+    }
   };
   // What streams comes one text after another, and a captured batch has no rows of different length.
-  const bool one_batch = prompts.size() > 1 && !stream && model->device().is_cpu();
+  const bool guesses = flags.guesses.prompt_lookup_num_tokens || assistant;
+  const bool one_batch = prompts.size() > 1 && !stream && !guesses && model->device().is_cpu();
   std::vector<TimedText> texts;
   if (one_batch) texts = generate_texts(*model, texts_by, prompts, config_of(flags));
   for (size_t row = 0; row < prompts.size(); ++row) {
     if (!one_batch) {
-      texts.push_back(
-          generate_text(*model, texts_by, prompts[row], config_of(flags), stream ? TextCallback(show) : nullptr));
+      texts.push_back(generate_text(*model, texts_by, prompts[row], config_of(flags),
+                                    stream ? TextCallback(show) : nullptr, assistant.get()));
     }
     if (!flags.json) print(texts[row]);
   }
@@ -133,11 +147,12 @@ void add_generate(CLI::App& app) {
       ->type_name("FILE");
   what->require_option(1);
   add_sampling_flags(*verb, flags->sampling);
+  add_guess_flags(*verb, flags->guesses);
   verb->add_flag("--stream", flags->stream, "Print the text as it comes");
   verb->add_flag("--json", flags->json,
                  "Print JSON: prompt_ids, token_ids, text, prefill_ms, decode_ms, prefill_tokens_per_second, "
                  "decode_tokens_per_second, "
-                 "kernels");
+                 "kernels; where tokens are guessed accepted, guessed_tokens and repeated_tokens");
   verb->callback([flags] { generate_verb(*flags); });
 }
 

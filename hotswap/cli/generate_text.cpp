@@ -32,7 +32,10 @@ TimedText text_of(GenerateResult& result, size_t row, const Tokenizer* tokenizer
   TimedText made{.prefill_ms = result.prefill_ms,
                  .decode_ms = result.decode_ms,
                  .prefill_tokens_per_second = result.prefill_tokens_per_second(),
-                 .decode_tokens_per_second = result.decode_tokens_per_second()};
+                 .decode_tokens_per_second = result.decode_tokens_per_second(),
+                 .accepted = std::move(result.accepted),
+                 .guessed_tokens = result.guessed_tokens,
+                 .repeated_tokens = result.repeated_tokens};
   made.ids = result.new_ids[row];
   if (tokenizer != nullptr) made.text = tokenizer->decode(made.ids, /*skip_special_tokens=*/true);
   return made;
@@ -41,9 +44,9 @@ TimedText text_of(GenerateResult& result, size_t row, const Tokenizer* tokenizer
 }  // namespace
 
 TimedText generate_text(CausalLM& model, const Tokenizer* tokenizer, const std::vector<int64_t>& prompt,
-                        const GenerationConfig& config, const TextCallback& on_text) {
+                        const GenerationConfig& config, const TextCallback& on_text, CausalLM* assistant) {
   const Tensor ids = row_tensor(prompt).to(model.device());
-  GenerateArguments arguments{.input_ids = ids, .config = config, .tokenizer = tokenizer};
+  GenerateArguments arguments{.input_ids = ids, .config = config, .tokenizer = tokenizer, .assistant = assistant};
   std::optional<StreamDecoder> stream;
   if (on_text && tokenizer != nullptr) {
     stream.emplace(*tokenizer);

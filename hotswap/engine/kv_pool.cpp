@@ -136,6 +136,25 @@ void KvPool::rollback(int64_t sequence, int64_t length) {
   entry.pages.resize(kept);
 }
 
+void KvPool::reorder(const std::vector<int64_t>& from) {
+  const auto rows = static_cast<int64_t>(order_.size());
+  const bool fits = static_cast<int64_t>(from.size()) == rows &&
+                    std::all_of(from.begin(), from.end(), [&](int64_t row) { return row >= 0 && row < rows; });
+  require_pool(one_page_each() && fits, ErrorKind::kInvalidArgument,
+               cat("a row from 0 to ", rows - 1, " for each of ", rows, ", and no pages"), join(from),
+               "give each row the one that it becomes");
+  std::vector<int64_t> lengths;
+  for (const int64_t row : from) lengths.push_back(entries_.at(order_[row]).length);
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  const Tensor index = to_device(from, at::kLong, device_);
+  const auto copy = [&](const Tensor& all) { all.narrow(0, 0, rows).copy_(all.index_select(0, index)); };
+  for (Layer& l : layers_) {
+    if (l.states.conv.defined()) copy(l.states.conv), copy(l.states.ssm);
+    if (l.k.defined()) copy(l.k.narrow(1, 0, longest)), copy(l.v.narrow(1, 0, longest));
+  }
+  for (int64_t row = 0; row < rows; ++row) entries_.at(order_[row]).length = lengths[row];
+}
+
 bool KvPool::recurs() const {
   return std::any_of(layers_.begin(), layers_.end(), [](const Layer& l) { return l.states.conv.defined(); });
 }

@@ -67,6 +67,10 @@ class KvPool {
   // unless `length` is 0: that state is of all tokens at once.
   void rollback(int64_t sequence, int64_t length);
 
+  // Each row becomes a copy of row from[row], with its tokens and states. Error where sequences have pages, or where
+  // there is not one number for each.
+  void reorder(const std::vector<int64_t>& from);
+
   // Of tokens [first, first + count), which have run, in each layer. Views where the sequence is in one piece.
   std::vector<KvTokens> tokens_of(int64_t sequence, int64_t first, int64_t count);
   // Adds `count` tokens to the sequence as if they had run. `layers` as from tokens_of().
@@ -82,6 +86,7 @@ class KvPool {
 
  private:
   friend class KvStep;
+  friend class GuessStep;
   friend class StaticStep;
   friend class UniformStep;
   struct Entry {

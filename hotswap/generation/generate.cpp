@@ -88,17 +88,6 @@ GenerationConfig counted(GenerationConfig config, int64_t prompt) {
   return config;
 }
 
-// Whether steps run in memory of a fixed size: where they are captured, unless memory for all tokens at once is much.
-bool is_static(const CausalLM& model, const GenerationConfig& config) {
-  if (!config.cache_implementation) return generation::captures(model, config) && config.max_new_tokens <= kReserved;
-  const std::string& name = *config.cache_implementation;
-  if (name == "static" || name == "dynamic") return name == "static";
-  throw Error({.kind = ErrorKind::kInvalidArgument,
-               .wanted = "a cache implementation: dynamic or static",
-               .got = cat('"', name, '"'),
-               .next = "set cache_implementation to one of them"});
-}
-
 // The prompts of all rows, into an empty pool. -> logits of their last tokens, [batch, vocab]
 Tensor run_prompts(CausalLM& model, KvPool& pool, const Tensor& ids) {
   std::vector<StepRow> rows;
@@ -115,7 +104,18 @@ Tensor run_prompts(CausalLM& model, KvPool& pool, const Tensor& ids) {
 
 bool generation::captures(const CausalLM& model, const GenerationConfig& config) {
   return model.device().is_cuda() && config.cache_implementation.value_or("static") == "static" &&
-         config.max_new_tokens >= kWorthCapturing;
+         config.max_new_tokens >= kWorthCapturing && !ScoreRules::any(config);
+}
+
+// Whether steps run in memory of a fixed size: where they are captured, unless memory for all tokens at once is much.
+bool generation::is_static(const CausalLM& model, const GenerationConfig& config) {
+  if (!config.cache_implementation) return generation::captures(model, config) && config.max_new_tokens <= kReserved;
+  const std::string& name = *config.cache_implementation;
+  if (name == "static" || name == "dynamic") return name == "static";
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a cache implementation: dynamic or static",
+               .got = cat('"', name, '"'),
+               .next = "set cache_implementation to one of them"});
 }
 
 std::vector<std::vector<int64_t>> generation::prompts_of(const Tensor& ids, const Tensor& mask) {
@@ -250,6 +250,30 @@ GenerateResult generate_static(const Call& call) {
   return result;
 }
 
+int64_t at_least_one(const std::optional<int64_t>& value, const char* name) {
+  if (value.value_or(1) >= 1) return value.value_or(1);
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(name, " of 1 or more"),
+               .got = cat(*value),
+               .next = "change the generation settings"});
+}
+
+int64_t beams_of(const GenerationConfig& config) { return at_least_one(config.num_beams, "num_beams"); }
+
+// Several texts of each prompt, which sampling makes different ones.
+void repeat_prompts(Call& call) {
+  const int64_t times = at_least_one(call.config.num_return_sequences, "num_return_sequences");
+  if (times == 1) return;
+  if (!call.config.do_sample.value_or(false)) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "one text of each prompt where neither beams nor sampling make others",
+                 .got = cat("num_return_sequences = ", times),
+                 .next = "set num_beams, or do_sample = true"});
+  }
+  call.ids = call.ids.repeat_interleave(times, 0);
+  if (call.mask.defined()) call.mask = call.mask.repeat_interleave(times, 0);
+}
+
 }  // namespace
 
 GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
@@ -269,9 +293,13 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   }
   const c10::DeviceGuard current(
       model.device());  // streams, graphs and events of the loop are those of the model's GPU
-  const Call call{model, a, std::move(config), a.input_ids.to(model.device()), left_padding(a), start};
+  Call call{model, a, std::move(config), a.input_ids.to(model.device()), left_padding(a), start};
+  if (beams_of(call.config) > 1) return generation::generate_beams(call);
+  repeat_prompts(call);
   const bool one_length = !call.mask.defined();
-  return is_static(model, call.config) && one_length ? generate_static(call) : generation::generate_sequences(call);
+  if (generation::guesses(call)) return generation::generate_guessed(call);
+  return generation::is_static(model, call.config) && one_length ? generate_static(call)
+                                                                 : generation::generate_sequences(call);
 }
 
 Tensor CausalLM::generate(const Tensor& input_ids, const GenerationConfig& config, const Tensor& attention_mask) {

@@ -21,6 +21,8 @@ struct GenerateArguments {
   GenerationConfig config = {};          // over the model's generation_config()
   Tensor attention_mask = {};            // [batch, time], 0 where a prompt is padded; padding stands on the left
   const Tokenizer* tokenizer = nullptr;  // wanted for stop_strings alone
+  // A smaller model of the same vocabulary, which guesses tokens that `model` then verifies: the text is the same.
+  CausalLM* assistant = nullptr;
   // Called after every step with the new token of each row, pad where the row has ended; false ends the generation.
   std::function<bool(const std::vector<int64_t>& tokens)> on_tokens = nullptr;
 };
@@ -34,8 +36,12 @@ struct GenerateResult {
   bool captured = false;                      // steps ran as a CUDA graph
   std::string why_not_captured;               // else: the reason
   int64_t prompt_tokens = 0;                  // of all rows, without padding
-  double prefill_tokens_per_second() const;   // of the prompts, padding not counted, all rows together
-  double decode_tokens_per_second() const;    // of the further tokens, all rows together; 0 where there was only one
+  // Where tokens were guessed: how many new tokens each forward after the prompt's gave, in order.
+  std::vector<int64_t> accepted = {};
+  int64_t guessed_tokens = 0;   // that were verified
+  int64_t repeated_tokens = 0;  // that ran once more by themselves, because two tokens were about equally probable
+  double prefill_tokens_per_second() const;  // of the prompts, padding not counted, all rows together
+  double decode_tokens_per_second() const;   // of the further tokens, all rows together; 0 where there was only one
 };
 
 GenerateResult generate(CausalLM& model, const GenerateArguments& arguments);

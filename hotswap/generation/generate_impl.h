@@ -27,6 +27,8 @@ struct Call {
   double ms() const { return std::chrono::duration<double, std::milli>(Clock::now() - start).count(); }
 };
 
+// Whether rows of one length run in memory of a fixed size.
+bool is_static(const CausalLM& model, const GenerationConfig& config);
 // Whether steps are worth a CUDA graph, where the settings do not rule it out.
 bool captures(const CausalLM& model, const GenerationConfig& config);
 // Each row without its padding.
@@ -43,5 +45,12 @@ Tensor with_new_tokens(const Tensor& ids, std::vector<int64_t>& all);
 
 // Rows as sequences of their own lengths: where steps are not captured.
 GenerateResult generate_sequences(const Call& call);
+
+// Of each prompt the most probable texts as a whole: num_beams.
+GenerateResult generate_beams(const Call& call);
+
+// Whether tokens are guessed, by the prompt or by an assistant.
+bool guesses(const Call& call);
+GenerateResult generate_guessed(const Call& call);
 
 }  // namespace hotswap::generation

@@ -110,7 +110,7 @@ TEST_F(Options, AConfigSaysThemWhereThereIsNoFileOfTheirOwn) {
   std::filesystem::copy(made(), folder.path(), std::filesystem::copy_options::recursive);
   const auto own = folder.path() / "generation_config.json";
   nlohmann::ordered_json config = Json::read(folder.path() / "config.json").raw();
-  config.update({{"max_length", 9}, {"repetition_penalty", 1.3}, {"suppress_tokens", {5}}});
+  config.update({{"max_length", 9}, {"repetition_penalty", 1.3}, {"guidance_scale", 2}});
   write_file(folder.path() / "config.json", config.dump());
   write_file(own, "{}");
   const GenerationConfig of_file = AutoModelForCausalLM::from_pretrained(folder.path())->generation_config();
@@ -119,7 +119,7 @@ TEST_F(Options, AConfigSaysThemWhereThereIsNoFileOfTheirOwn) {
   const auto model = AutoModelForCausalLM::from_pretrained(folder.path());
   EXPECT_EQ(model->generation_config().max_length, 9);
   EXPECT_EQ(model->generation_config().repetition_penalty, 1.3);
-  expect_has(message_of([&] { generate(*model, {.input_ids = row_of_ids({7, 8, 9})}); }), {"suppress_tokens = [5]"});
+  expect_has(message_of([&] { generate(*model, {.input_ids = row_of_ids({7, 8, 9})}); }), {"guidance_scale = 2"});
 }
 
 TEST_F(Options, AModelsFileSaysHowManyUnlessTheCallerDoes) {
@@ -147,19 +147,17 @@ TEST_F(Options, WhatIsMissingIsNamed) {
       generate(*model, {.input_ids = row_of_ids({7, 8, 9}), .config = config});
     });
   };
-  for (const char* name : {"penalty_alpha", "max_time", "encoder_repetition_penalty", "forced_eos_token_id",
-                           "guidance_scale", "num_return_sequences"}) {
+  for (const char* name : {"penalty_alpha", "max_time", "token_healing", "watermarking_config", "guidance_scale",
+                           "force_words_ids", "constraints", "dola_layers"}) {
     expect_has(said(cat(R"({")", name, R"(": 3})")), {name, "= 3", "generation_config.json", "set_generation_config"});
   }
-  expect_has(said(R"({"bad_words_ids": [[3]], "suppress_tokens": [4]})"), {"bad_words_ids", "suppress_tokens = [4]"});
+  expect_has(said(R"({"max_time": 2, "dola_layers": [4]})"), {"max_time = 2", "dola_layers = [4]"});
   expect_has(said(R"({"cache_implementation": "quantized"})"), {"cache_implementation"});
   // Values that change nothing, and what means something in sampling alone.
   EXPECT_EQ(
       said(R"({"typical_p": 1.0, "guidance_scale": 1, "bad_words_ids": [], "max_time": null, "use_cache": true})"),
       "no error");
   EXPECT_EQ(said(R"({"typical_p": 0.9})"), "no error");
-  expect_has(said(R"({"typical_p": 0.9})", {.max_new_tokens = 1, .do_sample = true}), {"typical_p"});
-  EXPECT_THROW(read(R"({"num_beams": 4})"), Error);
   EXPECT_THROW(read(R"({"min_p": "0.1"})"), Error);
   for (const GenerationConfig& config :
        {GenerationConfig{.min_p = 1.5}, {.no_repeat_ngram_size = -1}, {.min_new_tokens = -1}}) {
@@ -172,7 +170,13 @@ TEST_F(Options, ASavedModelKeepsThem) {
   const std::string file = R"({"eos_token_id": [2, 5], "max_length": 90, "max_new_tokens": 7, "min_length": 3,
       "min_new_tokens": 2, "do_sample": true, "temperature": 0.5, "top_k": 9, "top_p": 0.75, "min_p": 0.25,
       "repetition_penalty": 1.5, "no_repeat_ngram_size": 4, "pad_token_id": 1, "stop_strings": ["a", "b"],
-      "cache_implementation": "static", "typical_p": 0.5, "suppress_tokens": [4]})";
+      "cache_implementation": "static", "typical_p": 0.5, "suppress_tokens": [4], "begin_suppress_tokens": [5, 6],
+      "num_beams": 3, "num_return_sequences": 2, "length_penalty": 0.5, "early_stopping": "never", "bad_words_ids": [[3, 4], [8]],
+      "sequence_bias": [[[5, 6], -1.5], [[7], 2.0]], "forced_bos_token_id": 4, "forced_eos_token_id": [2, 3],
+      "exponential_decay_length_penalty": [4, 1.25], "encoder_repetition_penalty": 1.5, "encoder_no_repeat_ngram_size": 3,
+      "remove_invalid_values": true, "renormalize_logits": true, "epsilon_cutoff": 0.25, "eta_cutoff": 0.125, "top_h": 0.5,
+      "prompt_lookup_num_tokens": 5, "max_matching_ngram_size": 3, "num_assistant_tokens": 4,
+      "num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.25, "guidance_scale": 2.0})";
   model->set_generation_config(read(file));
   const TempFolder folder;
   model->save_pretrained(folder.path());

@@ -29,8 +29,9 @@ std::vector<KeyRows> AttentionMetadata::key_rows(const Tensor& k, const Tensor& 
   std::vector<KeyRows> all;
   for (int64_t first = 0; first < step.batch();) {
     const int64_t count = side_by_side ? rows_of_one_length(step, first) : 1, length = step.lengths[first];
+    const int64_t page = step.first_page + (step.one_sequence ? 0 : first);
     const auto keys_of = [&](const Tensor& pages) {
-      return side_by_side ? pages.narrow(0, step.first_page + first, count).narrow(1, 0, length)
+      return side_by_side ? pages.narrow(0, page, count).narrow(1, 0, length)
                           : gathered(pages, step.block_table.select(0, first), length);
     };
     if (row_metadata_.size() <= all.size()) {  // once a forward, so that masks are made once

@@ -33,6 +33,9 @@ struct StepBatch {
   int64_t first_row = -1;             // state_slots are [first_row, first_row + batch), in order; -1: they are not
   int64_t first_page = -1;            // each row has one page, [first_page, first_page + batch), in order; -1: not so
   bool one_length = false;            // all rows have as many tokens
+  // Rows are tokens of one sequence, consecutive, and share its memory: a guess that is verified. A row
+  // attends to those before it, whose keys come in the same forward. first_page is then the page of all.
+  bool one_sequence = false;
   // Of static shape: which tokens each row has only the device knows, by `positions`. `lengths` are no more than
   // as many as there are rows, seq_lens and block_table are undefined, and keys are rows, [batch, kv_len_bucket, ...].
   bool is_static = false;

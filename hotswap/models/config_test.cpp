@@ -194,7 +194,7 @@ TEST(Auto, FoldersThatAreNoModel) {
   write_file(folder / "config.json", wider.dump());
   EXPECT_NE(load().find("mlp.gate_proj"), std::string::npos);
   write_file(folder / "config.json", good().dump());
-  write_file(folder / "generation_config.json", R"({"num_beams": 4})");
+  write_file(folder / "generation_config.json", R"({"num_beams": "4"})");
   EXPECT_NE(load().find("num_beams"), std::string::npos);
 }
 

@@ -25,39 +25,36 @@ void each_setting(Config& c, const Visit& visit) {
   visit("repetition_penalty", c.repetition_penalty);
   visit("no_repeat_ngram_size", c.no_repeat_ngram_size);
   visit("pad_token_id", c.pad_token_id);
+  visit("prompt_lookup_num_tokens", c.prompt_lookup_num_tokens);
+  visit("max_matching_ngram_size", c.max_matching_ngram_size);
+  visit("num_assistant_tokens", c.num_assistant_tokens);
+  visit("num_assistant_tokens_schedule", c.num_assistant_tokens_schedule);
+  visit("assistant_confidence_threshold", c.assistant_confidence_threshold);
+  visit("num_beams", c.num_beams);
+  visit("num_return_sequences", c.num_return_sequences);
+  visit("length_penalty", c.length_penalty);
+  visit("suppress_tokens", c.suppress_tokens);
+  visit("begin_suppress_tokens", c.begin_suppress_tokens);
+  visit("forced_bos_token_id", c.forced_bos_token_id);
+  visit("encoder_repetition_penalty", c.encoder_repetition_penalty);
+  visit("encoder_no_repeat_ngram_size", c.encoder_no_repeat_ngram_size);
+  visit("remove_invalid_values", c.remove_invalid_values);
+  visit("renormalize_logits", c.renormalize_logits);
+  visit("typical_p", c.typical_p);
+  visit("epsilon_cutoff", c.epsilon_cutoff);
+  visit("eta_cutoff", c.eta_cutoff);
+  visit("top_h", c.top_h);
 }
 
 // What transformers has besides and what changes a text, with the values that change nothing. Null never does.
 struct Missing {
   const char* name;
   OutJson off;
-  bool samples = false;  // means something where do_sample is on alone
 };
 const std::vector<Missing>& missing() {
   static const std::vector<Missing> all = {
-      {"penalty_alpha", 0},
-      {"dola_layers", nullptr},
-      {"max_time", nullptr},
-      {"encoder_repetition_penalty", 1},
-      {"encoder_no_repeat_ngram_size", 0},
-      {"bad_words_ids", OutJson::array()},
-      {"sequence_bias", OutJson::object()},
-      {"forced_bos_token_id", nullptr},
-      {"forced_eos_token_id", nullptr},
-      {"remove_invalid_values", false},
-      {"exponential_decay_length_penalty", nullptr},
-      {"suppress_tokens", OutJson::array()},
-      {"begin_suppress_tokens", OutJson::array()},
-      {"token_healing", false},
-      {"guidance_scale", 1},
-      {"watermarking_config", nullptr},
-      {"num_return_sequences", 1},
-      {"constraints", nullptr},
-      {"force_words_ids", nullptr},
-      {"typical_p", 1, true},
-      {"epsilon_cutoff", 0, true},
-      {"eta_cutoff", 0, true},
-      {"top_h", nullptr, true},
+      {"penalty_alpha", 0},  {"dola_layers", nullptr},         {"max_time", nullptr},    {"token_healing", false},
+      {"guidance_scale", 1}, {"watermarking_config", nullptr}, {"constraints", nullptr}, {"force_words_ids", nullptr},
   };
   return all;
 }
@@ -67,20 +64,62 @@ std::vector<std::string> read_texts(const Json& json) {
   return json.is_string() ? std::vector{json.as<std::string>()} : json.as<std::vector<std::string>>();
 }
 
+std::vector<std::vector<int64_t>> read_runs(const Json& json) {
+  std::vector<std::vector<int64_t>> runs;
+  for (const Json& run : json.elements()) runs.push_back(run.as<std::vector<int64_t>>());
+  return runs;
+}
+
+[[noreturn]] void refuse_value(const Json& json, const char* wanted) {
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat(json.where(), ": ", wanted),
+               .got = json.raw().dump(),
+               .next = "correct the file"});
+}
+
+// [[[ids], number], ...]
+std::vector<std::pair<std::vector<int64_t>, double>> read_biases(const Json& json) {
+  std::vector<std::pair<std::vector<int64_t>, double>> biases;
+  for (const Json& pair : json.elements()) {
+    const auto parts = pair.elements();
+    if (parts.size() != 2) refuse_value(pair, "a list of ids and the number that is added to their score");
+    biases.emplace_back(parts[0].as<std::vector<int64_t>>(), parts[1].as<double>());
+  }
+  return biases;
+}
+
+std::pair<int64_t, double> read_decay(const Json& json) {
+  const auto parts = json.elements();
+  if (parts.size() != 2) refuse_value(json, "the token from which on an end becomes likelier, and the factor");
+  return {parts[0].as<int64_t>(), parts[1].as<double>()};
+}
+
+EarlyStopping read_early_stopping(const Json& json) {
+  if (json.is_bool()) return json.as<bool>() ? EarlyStopping::kTrue : EarlyStopping::kFalse;
+  if (!json.is_string() || json.as<std::string>() != "never") refuse_value(json, "true, false or \"never\"");
+  return EarlyStopping::kNever;
+}
+
+OutJson early_stopping_json(EarlyStopping stops) {
+  return stops == EarlyStopping::kNever ? OutJson("never") : OutJson(stops == EarlyStopping::kTrue);
+}
+
 }  // namespace
 
 GenerationConfig read_generation_config(const Json& json) {
-  if (json.get<int64_t>("num_beams", 1) != 1) {
-    throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "num_beams = 1: greedy or sampled generation",
-                 .got = cat(json.at<int64_t>("num_beams"), " in ", json.where()),
-                 .next = "remove num_beams"});
-  }
   GenerationConfig c;
   each_setting(c, [&]<class T>(const char* name, std::optional<T>& value) {
     if (json.has(name)) value = json.at<T>(name);
   });
   if (json.has("eos_token_id")) c.eos_token_id = read_ids(json, "eos_token_id");
+  if (json.has("forced_eos_token_id")) c.forced_eos_token_id = read_ids(json, "forced_eos_token_id");
+  const auto read = [&]<class T>(const char* name, std::optional<T>& value, T (*parse)(const Json&)) {
+    if (json.has(name)) value = parse(json.child(name));
+  };
+  read("bad_words_ids", c.bad_words_ids, read_runs);
+  read("sequence_bias", c.sequence_bias, read_biases);
+  read("exponential_decay_length_penalty", c.exponential_decay_length_penalty, read_decay);
+  read("early_stopping", c.early_stopping, read_early_stopping);
   if (json.has("stop_strings")) c.stop_strings = read_texts(json.child("stop_strings"));
   // "hybrid" and its like are what layers with a window have anyhow.
   const auto cache = json.get<std::string>("cache_implementation", "");
@@ -101,6 +140,11 @@ OutJson to_json(const GenerationConfig& config) {
   put("eos_token_id", config.eos_token_id);
   each_setting(config, put);
   put("stop_strings", config.stop_strings);
+  put("forced_eos_token_id", config.forced_eos_token_id);
+  put("bad_words_ids", config.bad_words_ids);
+  put("sequence_bias", config.sequence_bias);
+  put("exponential_decay_length_penalty", config.exponential_decay_length_penalty);
+  if (config.early_stopping) json["early_stopping"] = early_stopping_json(*config.early_stopping);
   put("cache_implementation", config.cache_implementation);
   json.update(config.not_implemented);
   return json;
@@ -126,6 +170,30 @@ GenerationConfig merged(const GenerationConfig& over, const GenerationConfig& un
   fill(c.pad_token_id, under.pad_token_id);
   fill(c.stop_strings, under.stop_strings);
   fill(c.cache_implementation, under.cache_implementation);
+  fill(c.prompt_lookup_num_tokens, under.prompt_lookup_num_tokens);
+  fill(c.max_matching_ngram_size, under.max_matching_ngram_size);
+  fill(c.num_assistant_tokens, under.num_assistant_tokens);
+  fill(c.num_assistant_tokens_schedule, under.num_assistant_tokens_schedule);
+  fill(c.assistant_confidence_threshold, under.assistant_confidence_threshold);
+  fill(c.num_beams, under.num_beams);
+  fill(c.num_return_sequences, under.num_return_sequences);
+  fill(c.length_penalty, under.length_penalty);
+  fill(c.early_stopping, under.early_stopping);
+  fill(c.bad_words_ids, under.bad_words_ids);
+  fill(c.sequence_bias, under.sequence_bias);
+  fill(c.suppress_tokens, under.suppress_tokens);
+  fill(c.begin_suppress_tokens, under.begin_suppress_tokens);
+  fill(c.forced_bos_token_id, under.forced_bos_token_id);
+  fill(c.forced_eos_token_id, under.forced_eos_token_id);
+  fill(c.exponential_decay_length_penalty, under.exponential_decay_length_penalty);
+  fill(c.encoder_repetition_penalty, under.encoder_repetition_penalty);
+  fill(c.encoder_no_repeat_ngram_size, under.encoder_no_repeat_ngram_size);
+  fill(c.remove_invalid_values, under.remove_invalid_values);
+  fill(c.renormalize_logits, under.renormalize_logits);
+  fill(c.typical_p, under.typical_p);
+  fill(c.epsilon_cutoff, under.epsilon_cutoff);
+  fill(c.eta_cutoff, under.eta_cutoff);
+  fill(c.top_h, under.top_h);
   for (const auto& [name, value] : under.not_implemented.items()) {
     if (!c.not_implemented.contains(name)) c.not_implemented[name] = value;
   }
@@ -135,8 +203,6 @@ GenerationConfig merged(const GenerationConfig& over, const GenerationConfig& un
 void require_implemented(const GenerationConfig& config) {
   std::vector<std::string> asked;
   for (const auto& [name, value] : config.not_implemented.items()) {
-    const auto row = std::find_if(missing().begin(), missing().end(), [&](const auto& m) { return m.name == name; });
-    if (row != missing().end() && row->samples && !config.do_sample.value_or(false)) continue;
     asked.push_back(cat(name, " = ", value.dump()));
   }
   if (asked.empty()) return;

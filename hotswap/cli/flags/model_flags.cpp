@@ -123,6 +123,17 @@ std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags&
   return model;
 }
 
+std::shared_ptr<CausalLM> load_beside(const std::string& name, const ModelFlags& flags, const KernelFlags& kernels) {
+  if (name.empty()) return nullptr;
+  return load_model(located({.model = name,
+                             .device = flags.device,
+                             .dtype = flags.dtype,
+                             .attention = flags.attention,
+                             .packed = flags.packed,
+                             .few_rows = flags.few_rows}),
+                    kernels);
+}
+
 std::optional<fs::path> gguf_path(const ModelFlags& flags) {
   if (!flags.gguf_file.empty()) return fs::path(flags.model) / flags.gguf_file;
   if (fs::path(flags.model).extension() == ".gguf") return fs::path(flags.model);

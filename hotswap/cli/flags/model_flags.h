@@ -62,6 +62,8 @@ ModelFlags located(ModelFlags flags);
 enum class LeftStock : uint8_t { kReported, kShownByCaller };
 std::shared_ptr<CausalLM> load_model(const ModelFlags& flags, const KernelFlags& kernels,
                                      LeftStock left = LeftStock::kReported);
+// Another model on the same device, with the same dtype and kernels; null where `name` is empty.
+std::shared_ptr<CausalLM> load_beside(const std::string& name, const ModelFlags& flags, const KernelFlags& kernels);
 Tokenizer load_tokenizer(const ModelFlags& flags);
 ChatTemplate load_chat_template(const ModelFlags& flags);
 std::optional<ChatTemplate> find_chat_template(const ModelFlags& flags);  // none where the model has no template

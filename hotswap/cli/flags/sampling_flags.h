@@ -21,6 +21,16 @@ struct SamplingFlags {
 };
 
 void add_sampling_flags(CLI::App& verb, SamplingFlags& flags);
+
+// Guessed tokens, under transformers' names. The text is the same without.
+struct GuessFlags {
+  std::optional<int64_t> prompt_lookup_num_tokens, max_matching_ngram_size, num_assistant_tokens;
+  std::optional<std::string> num_assistant_tokens_schedule;
+  std::optional<double> assistant_confidence_threshold;
+  std::string assistant;  // a model as MODEL names one; empty: none
+};
+void add_guess_flags(CLI::App& verb, GuessFlags& flags);
+void set_guesses(GenerationConfig& config, const GuessFlags& flags);
 // do_sample: true where a sampler flag is present and the temperature is not 0; false at temperature 0; unset
 // where no flag decides, so that generation_config.json does.
 GenerationConfig generation_config_of(const SamplingFlags& flags);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -39,6 +40,23 @@ SlotNeeds needs_of(const ModelConfig& c, const SelfAttentionOptions& o) {
   need(c.residual_multiplier != 1, "residual multiplier");
   need(!is_llamas(c.norm()) || (o.qk_norm && !is_llamas(*o.qk_norm)), "norm that rounds otherwise than Llama's");
   return needs;
+}
+
+// Rows of one sequence see keys of the rows before them, which the kernel writes while its threads already attend: a
+// call before it leaves the same keys and values there. What else it computes is as little as the kernel allows.
+DecoderLayerParts keys_alone(const DecoderLayerParts& all, const Tensor& x) {
+  constexpr int64_t kWidth = 16;  // of a gated MLP whose output is not read
+  const int64_t hidden = x.size(-1), width = all.k_cache.size(2) * all.k_cache.size(3);
+  const Tensor zeros = at::zeros({1, std::max({hidden, width, kWidth})}, x.options());
+  const auto nothing = [&](int64_t out, int64_t in) { return zeros.narrow(1, 0, in).expand({out, in}); };
+  DecoderLayerParts p = all;
+  p.q = all.q.narrow(0, 0, width);
+  if (p.q_bias.defined()) p.q_bias = p.q_bias.narrow(0, 0, width);
+  p.o = nothing(hidden, width);
+  p.gate = p.up = nothing(kWidth, hidden);
+  p.down = nothing(hidden, kWidth);
+  p.o_bias = p.gate_bias = p.up_bias = p.down_bias = Tensor();
+  return p;
 }
 
 }  // namespace
@@ -101,7 +119,10 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
   parts.cos = rope.cos, parts.sin = rope.sin;
   parts.k_cache = k, parts.v_cache = v;
   parts.position = context.position;
-  return slot_(in.residual.defined() ? at::add(in.residual, in.x) : in.x, parts);
+  const Tensor x = in.residual.defined() ? at::add(in.residual, in.x) : in.x;
+  const StepBatch* step = context.attention.sequence().step;
+  if (step != nullptr && step->one_sequence && x.size(0) > 1) slot_(x, keys_alone(parts, x));
+  return slot_(x, parts);
 }
 
 namespace {
