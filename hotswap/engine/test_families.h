@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,48 +17,58 @@ using Ids = std::vector<int64_t>;
 
 inline constexpr int64_t kVocabulary = 50, kNewTokens = 20;
 
+// Families in which a part of each head turns.
+inline bool turns_a_part(const std::string& family) {
+  const std::set<std::string> all = {"gpt_neox", "phi", "stablelm", "glm", "glm4", "glm4_moe"};
+  return all.contains(family);
+}
+
 // Where a family can slide, some of its layers do. head_dim: of attention.
 inline std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device device, at::ScalarType dtype,
                                       int64_t head_dim) {
   const bool latent = family.starts_with("deepseek");
   const bool asks_to_slide = family.starts_with("qwen") || family == "smollm3";
-  const nlohmann::ordered_json config = {{"model_type", family},
-                                         {"vocab_size", kVocabulary},
-                                         {"hidden_size", 32},
-                                         {"num_hidden_layers", 3},
-                                         {"num_attention_heads", 4},
-                                         {"num_key_value_heads", latent ? 4 : 2},
-                                         {"intermediate_size", 64},
-                                         {"rms_norm_eps", 1e-5},
-                                         {"initializer_range", 0.4},
-                                         {"sliding_window", 9},
-                                         {"max_window_layers", 1},
-                                         {"sliding_window_pattern", 2},
-                                         {"no_rope_layer_interval", 2},
-                                         {"head_dim", family == "mamba2" ? 8 : head_dim},
-                                         {"max_position_embeddings", 128},
-                                         {"num_experts", 4},  // of mixtures
-                                         {"intermediate_size_mlp", 64},
-                                         {"attention_chunk_size", 9},
-                                         {"n_group", 1},
-                                         {"topk_group", 1},
-                                         {"num_local_experts", 4},
-                                         {"num_experts_per_tok", 2},
-                                         {"moe_intermediate_size", 16},
-                                         {"shared_expert_intermediate_size", 32},
-                                         {"use_sliding_window", asks_to_slide},
-                                         {"q_lora_rank", 16},
-                                         {"kv_lora_rank", 16},
-                                         {"qk_nope_head_dim", 8},
-                                         {"qk_rope_head_dim", 8},
-                                         {"v_head_dim", 16},
-                                         {"state_size", 16},  // of recurrences
-                                         {"num_heads", 8},
-                                         {"n_groups", 2},
-                                         {"chunk_size", 8},
-                                         {"attn_layer_period", 2},
-                                         {"attn_layer_offset", 1},
-                                         {"first_k_dense_replace", family == "deepseek_v3" ? 1 : 3}};
+  nlohmann::ordered_json config = {{"model_type", family},
+                                   {"vocab_size", kVocabulary},
+                                   {"hidden_size", 32},
+                                   {"num_hidden_layers", 3},
+                                   {"num_attention_heads", 4},
+                                   {"num_key_value_heads", latent ? 4 : 2},
+                                   {"intermediate_size", 64},
+                                   {"rms_norm_eps", 1e-5},
+                                   {"initializer_range", 0.4},
+                                   {"sliding_window", 9},
+                                   {"max_window_layers", 1},
+                                   {"sliding_window_pattern", 2},
+                                   {"no_rope_layer_interval", 2},
+                                   {"head_dim", family == "mamba2" ? 8 : head_dim},
+                                   {"max_position_embeddings", 128},
+                                   {"num_experts", 4},  // of mixtures
+                                   {"intermediate_size_mlp", 64},
+                                   {"attention_chunk_size", 9},
+                                   {"n_group", 1},
+                                   {"topk_group", 1},
+                                   {"num_local_experts", 4},
+                                   {"num_experts_per_tok", 2},
+                                   {"moe_intermediate_size", 16},
+                                   {"shared_expert_intermediate_size", 32},
+                                   {"use_sliding_window", asks_to_slide},
+                                   {"q_lora_rank", 16},
+                                   {"kv_lora_rank", 16},
+                                   {"qk_nope_head_dim", 8},
+                                   {"qk_rope_head_dim", 8},
+                                   {"v_head_dim", 16},
+                                   {"state_size", 16},  // of recurrences
+                                   {"num_heads", 8},
+                                   {"n_groups", 2},
+                                   {"chunk_size", 8},
+                                   {"attn_layer_period", 2},
+                                   {"attn_layer_offset", 1},
+                                   {"first_k_dense_replace", 1},
+                                   {"resid_pdrop", 0},  // that train in tests
+                                   {"embd_pdrop", 0},
+                                   {"attn_pdrop", 0}};
+  if (turns_a_part(family)) config["partial_rotary_factor"] = 0.5;
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->init_weights(3, dtype, device);
   model->eval();

@@ -45,8 +45,9 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init b
   packed_.set_in_use(false);
 }
 
-Linear::Linear(Weight& tied) : weight(tied) {
+Linear::Linear(Weight& tied, int64_t bias_rows) : weight(tied) {
   share("weight", weight);
+  if (bias_rows > 0) own("bias", bias, {bias_rows}, Init::constant(0));
   packed_.set_in_use(false);
 }
 

@@ -52,7 +52,8 @@ class Linear : public Module {
  public:
   Linear(int64_t in, int64_t out, bool with_bias, Init weight_init = Init::normal(),
          Init bias_init = Init::constant(0));
-  explicit Linear(Weight& tied);          // its weight is another module's: an output head tied to the embedding
+  // Its weight is another module's: an output head tied to the embedding. bias: as many rows as that has, 0 for none.
+  explicit Linear(Weight& tied, int64_t bias_rows = 0);
   Tensor forward(const Tensor& x) const;  // [..., in] -> [..., out]
   Tensor without_bias(const Tensor& x) const;
   // Of layers that read the same x, what each one's forward() returns: views of one product where join_weights() has

@@ -91,7 +91,8 @@ Tensor CausalLMLoss::from_logits(const Tensor& logits, const LossArguments& a) c
 Tensor CausalLMLoss::from_hidden(const Tensor& hidden, const Tensor& weight, const LossArguments& a) const {
   CrossEntropyOptions options = options_of(a);
   options.softcap = a.softcap;
-  return divided(linear_(hidden.reshape({-1, hidden.size(-1)}), weight, std::nullopt, shifted(a), options), a);
+  const auto bias = a.bias.defined() ? std::optional(a.bias) : std::nullopt;
+  return divided(linear_(hidden.reshape({-1, hidden.size(-1)}), weight, bias, shifted(a), options), a);
 }
 
 void CausalLMLoss::set_head_fuses(bool fuses) {

@@ -39,6 +39,7 @@ struct LossArguments {
   std::optional<double> items = std::nullopt;  // divide the sum by this instead of by the labels that count
   int64_t ignore_index = -100;
   double softcap = 0;  // of from_hidden's logits; those that are given have had theirs
+  Tensor bias = {};    // [vocab]: of from_hidden's head; or undefined
 };
 
 // Label i + 1 is what position i must predict; the last position predicts nothing.

@@ -7,6 +7,8 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sub.h>
 
 #include "hotswap/base/error.h"
 
@@ -38,10 +40,32 @@ Tensor weightless_rms_norm(const Tensor& x, const Tensor&, double eps, double, c
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
-  return at::layer_norm(x, weight.sizes(), weight, bias, eps);
+  if (weight.dim() == 1) return at::layer_norm(x, weight.sizes(), weight, bias, eps);
+  std::vector<Tensor> heads;  // [..., dim] each
+  for (int64_t i = 0; i < weight.size(0); ++i) {
+    heads.push_back(at::layer_norm(x.select(-2, i), {weight.size(1)}, weight[i], {}, eps));
+  }
+  return at::stack(heads, -2);
+}
+
+Tensor wide_layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps) {
+  Tensor y = x.to(at::kFloat);
+  y = at::sub(y, y.mean(-1, /*keepdim=*/true));
+  y = at::mul(y, at::rsqrt(at::add(y.pow(2).mean(-1, /*keepdim=*/true), eps)));
+  y = at::mul(weight.to(at::kFloat), y);
+  return (bias ? at::add(y, bias->to(at::kFloat)) : y).to(x.scalar_type());
+}
+
+Tensor weightless_layer_norm(const Tensor& x, const Tensor&, const std::optional<Tensor>&, double eps) {
+  return at::layer_norm(x.to(at::kFloat), {x.size(-1)}, {}, {}, eps).to(x.scalar_type());
 }
 
 }  // namespace stock
+
+Norm::Result Norm::forward(const Tensor& x, const Tensor& residual) const {
+  Tensor h = at::add(residual, x);
+  return {forward(h), h};
+}
 
 // Fresh, a norm multiplies by one: a weight that an offset is added to begins below by that much.
 RMSNorm::RMSNorm(int64_t dim, RMSNormOptions options) : options_(std::move(options)) {
@@ -75,13 +99,32 @@ AddRMSNorm::Result AddRMSNorm::forward(const Tensor& x, const Tensor& residual) 
   return {std::move(y), std::move(h)};
 }
 
-LayerNorm::LayerNorm(int64_t dim, double eps, bool with_bias) : eps_(eps) {
-  own("weight", weight, {dim}, Init::constant(1));
-  if (with_bias) own("bias", bias, {dim}, Init::constant(0));
+namespace {
+
+Tensor (*stock_of(const LayerNormOptions& o))(const Tensor&, const Tensor&, const std::optional<Tensor>&, double) {
+  if (!o.weight) return stock::weightless_layer_norm;
+  return o.wide ? stock::wide_layer_norm : stock::layer_norm;
+}
+
+// No kernel has this.
+SlotNeeds needs_of_heads(const LayerNormOptions& o) {
+  return o.heads > 0 ? SlotNeeds{.features = {"weight for each head"}} : SlotNeeds{};
+}
+
+}  // namespace
+
+LayerNorm::LayerNorm(int64_t dim, const LayerNormOptions& options)
+    : options_(options), forward_(this, "LayerNorm", "layer_norm/1", stock_of(options), needs_of_heads(options)) {
+  if (!options.weight) return;
+  const std::vector<int64_t> shape = options.heads > 0 ? std::vector{options.heads, dim} : std::vector{dim};
+  own("weight", weight, shape, Init::constant(1));
+  if (options.bias) own("bias", bias, shape, Init::constant(0));
 }
 
 Tensor LayerNorm::forward(const Tensor& x) const {
-  return forward_(x, weight, bias.defined() ? std::optional(bias) : std::nullopt, eps_);
+  const bool lacks_weight = !weight.defined() && forward_.bound();
+  const Tensor ones = lacks_weight ? at::ones({x.size(-1)}, x.options()) : weight;
+  return forward_(x, ones, bias.defined() ? std::optional(bias) : std::nullopt, options_.eps);
 }
 
 }  // namespace hotswap

@@ -23,7 +23,27 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset
 // Reads no weight, and rounds as casting "llama".
 Tensor weightless_rms_norm(const Tensor& x, const Tensor&, double eps, double, const std::string&);
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps);
+// All in float32, and rounded once, as Cohere's modules are. Of a weight of several heads, [heads, dim], each by its
+// own.
+Tensor wide_layer_norm(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias, double eps);
+// Reads no weight; in float32.
+Tensor weightless_layer_norm(const Tensor& x, const Tensor&, const std::optional<Tensor>&, double eps);
 }  // namespace stock
+
+// What a block and a trunk know of their norms, of whichever kind.
+class Norm : public Module {
+ public:
+  struct Result {
+    Tensor y;  // [..., dim], normalised
+    Tensor h;  // [..., dim], x + residual: the next residual
+  };
+  virtual Tensor forward(const Tensor& x) const = 0;                      // [..., dim] -> [..., dim]
+  virtual Result forward(const Tensor& x, const Tensor& residual) const;  // after a residual connection
+  Result after(const Tensor& x, const Tensor& residual) const {           // undefined: 0
+    return residual.defined() ? forward(x, residual) : Result{forward(x), x};
+  }
+  Tensor weight;  // [dim], or undefined
+};
 
 struct RMSNormOptions {
   double eps = 1e-6;
@@ -32,11 +52,11 @@ struct RMSNormOptions {
 };
 
 // y = x * rsqrt(mean(x^2, -1) + eps) * (offset + weight)
-class RMSNorm : public Module {
+class RMSNorm : public Norm {
  public:
   RMSNorm(int64_t dim, RMSNormOptions options);
-  Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
-  Tensor weight;                          // [dim]
+  Tensor forward(const Tensor& x) const override;  // [..., dim] -> [..., dim]
+  using Norm::forward;
 
  protected:
   RMSNormOptions options_;
@@ -61,27 +81,31 @@ class WeightlessRMSNorm : public Module {
 class AddRMSNorm : public RMSNorm {
  public:
   AddRMSNorm(int64_t dim, RMSNormOptions options);
-  struct Result {
-    Tensor y;  // [..., dim], normalised
-    Tensor h;  // [..., dim], x + residual: the next residual
-  };
-  Result forward(const Tensor& x, const Tensor& residual) const;
+  Result forward(const Tensor& x, const Tensor& residual) const override;
   using RMSNorm::forward;
 
  private:
   Slot<AddRmsNormForward> add_;
 };
 
-class LayerNorm : public Module {
+struct LayerNormOptions {
+  double eps = 1e-5;
+  bool weight = true, bias = true;
+  bool wide = false;  // see stock::wide_layer_norm; without a weight it always is
+  int64_t heads = 0;  // of [..., heads, dim]: a weight for each; 0: one for all that there is
+};
+
+class LayerNorm : public Norm {
  public:
-  LayerNorm(int64_t dim, double eps, bool with_bias = true);
-  Tensor forward(const Tensor& x) const;  // [..., dim] -> [..., dim]
-  Tensor weight;                          // [dim]
-  Tensor bias;                            // [dim], or undefined
+  LayerNorm(int64_t dim, double eps, bool with_bias = true) : LayerNorm(dim, {.eps = eps, .bias = with_bias}) {}
+  LayerNorm(int64_t dim, const LayerNormOptions& options);
+  Tensor forward(const Tensor& x) const override;  // [..., dim] -> [..., dim]
+  using Norm::forward;
+  Tensor bias;  // [dim], or undefined
 
  private:
-  double eps_;
-  Slot<LayerNormForward> forward_{this, "LayerNorm", "layer_norm/1", stock::layer_norm};
+  LayerNormOptions options_;
+  Slot<LayerNormForward> forward_;
 };
 
 }  // namespace hotswap

@@ -30,18 +30,20 @@ Tensor Router::chosen(const Tensor& scores) const {
   Tensor ranked = correction_bias_.defined() ? at::add(scores, correction_bias_) : scores;
   if (options_.groups > 1) {
     const Tensor grouped = ranked.view({-1, options_.groups, options_.experts / options_.groups});
-    const Tensor of_group = std::get<0>(at::topk(grouped, 2)).sum(-1);  // [tokens, groups]
+    const Tensor of_group = std::get<0>(at::topk(grouped, options_.group_votes)).sum(-1);  // [tokens, groups]
     const Tensor best = std::get<1>(at::topk(of_group, options_.top_groups, -1, /*largest=*/true, /*sorted=*/false));
     const Tensor lost = at::scatter(at::ones(of_group.sizes(), of_group.options().dtype(at::kBool)), 1, best, false);
     ranked = at::masked_fill(grouped, lost.unsqueeze(-1), -std::numeric_limits<double>::infinity()).view_as(ranked);
   }
-  return std::get<1>(at::topk(ranked, options_.top_k, -1, /*largest=*/true, /*sorted=*/!options_.correction));
+  return std::get<1>(at::topk(ranked, options_.top_k, -1, /*largest=*/true, options_.sorted));
 }
 
 Router::Result Router::route(const Tensor& x) const {
   const auto in = [&](const Tensor& t) { return options_.float32_logits && t.defined() ? t.to(at::kFloat) : t; };
   const Tensor bias = in(bias_);
-  const Tensor logits = linear_(in(x), in(weight_), bias.defined() ? std::optional(bias) : std::nullopt);
+  Tensor logits = linear_(in(x), in(weight_), bias.defined() ? std::optional(bias) : std::nullopt);
+  const at::ScalarType made_in = logits.scalar_type();
+  if (options_.widens_logits) logits = logits.to(at::kFloat);
   Tensor scores = logits;
   if (options_.scoring == Scoring::kSoftmax) scores = at::softmax(logits, -1, at::kFloat);
   if (options_.scoring == Scoring::kSigmoid) scores = at::sigmoid(logits);
@@ -50,7 +52,7 @@ Router::Result Router::route(const Tensor& x) const {
   if (options_.scoring == Scoring::kSoftmaxOfChosen) weights = at::softmax(weights, 1);
   if (options_.scoring == Scoring::kSigmoidOfChosen) weights = at::sigmoid(weights.to(at::kFloat));
   if (options_.renormalize) weights = at::div(weights, at::add(weights.sum(-1, /*keepdim=*/true), options_.eps));
-  if (!options_.float32_weights) weights = weights.to(logits.scalar_type());
+  if (!options_.float32_weights) weights = weights.to(made_in);
   if (options_.scale != 1) weights = at::mul(weights, options_.scale);
   return {{index, weights}, logits};
 }

@@ -14,11 +14,14 @@ struct RouterOptions {
   Scoring scoring = Scoring::kSoftmax;
   bool bias = false;                   // a parameter "bias", added to the logits
   bool correction = false;             // a buffer "e_score_correction_bias", added to the scores for the choice alone
-  int64_t groups = 1, top_groups = 1;  // experts of the best groups alone; a group's score: the sum of its best two
+  int64_t groups = 1, top_groups = 1;  // only experts of the best groups
+  int64_t group_votes = 2;             // n: a group's score is the sum of its n best
+  bool sorted = true;                  // the experts of a token, by their scores: in that order they are added up
   bool renormalize = false;            // weights / (their sum + eps)
   double eps = 0, scale = 1;           // scale: of the weights, at the end
   bool float32_logits = false;         // else in the tokens' dtype
-  bool float32_weights = false;        // else in the logits' dtype
+  bool widens_logits = false;          // made in the tokens' dtype, then float32
+  bool float32_weights = false;        // else in the dtype in which logits are made
 };
 
 class Router : public Module {

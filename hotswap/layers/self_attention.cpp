@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
+#include <ATen/ops/clamp.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/floor.h>
 #include <ATen/ops/log1p.h>
@@ -62,6 +63,17 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
     own("q_norm", *q_norm_);
     own("k_norm", *k_norm_);
   }
+  if (o.qk_layer_norm) {
+    const auto norm = [&](int64_t heads) {
+      LayerNormOptions options = *o.qk_layer_norm;
+      options.heads = o.norm_for_each_head ? heads : 0;
+      return std::make_unique<LayerNorm>(o.head_dim, options);
+    };
+    q_norm_ = norm(o.num_heads);
+    k_norm_ = norm(o.num_kv_heads);
+    own("q_norm", *q_norm_);
+    own("k_norm", *k_norm_);
+  }
   if (o.sinks) own("sinks", sinks_, {o.num_heads});
   if (o.l2_norm_eps) {
     l2_norm_ = std::make_unique<WeightlessRMSNorm>(*o.l2_norm_eps);
@@ -107,7 +119,10 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   // As the rotary embedding wants them. Of one token it is the same memory: a step of a small model is mostly views.
   const auto heads_first = [&](const Tensor& y) { return time == 1 ? y.view({batch, -1, 1, dim}) : y.transpose(1, 2); };
   LinkedProjections linked(rotary_fn_.bound() || attention_.bound());  // stock stays torch's own
-  Tensor q = linked(q_proj_, x), k = linked(k_proj_, x);
+  const auto clipped = [&](const Tensor& y) {
+    return options_.clip_qkv > 0 ? at::clamp(y, -options_.clip_qkv, options_.clip_qkv) : y;
+  };
+  Tensor q = clipped(linked(q_proj_, x)), k = clipped(linked(k_proj_, x));
   const auto normalise = [&] {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
@@ -120,7 +135,9 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   }
   if (by_head) normalise();
   if (options_.rotary) {
-    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), context.rope_of(options_.sliding_window > 0));
+    RotaryTables rope = context.rope_of(options_.sliding_window > 0);
+    if (options_.wide_rotary) rope = {rope.cos.to(at::kFloat), rope.sin.to(at::kFloat)};
+    std::tie(q, k) = rotary_fn_.forward(heads_first(q), heads_first(k), rope);
     q = q.transpose(1, 2);
     k = k.transpose(1, 2);
   } else {
@@ -133,7 +150,7 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   }
   if (options_.temperature.floor > 0)
     q = at::mul(q, factors(context.attention, q, options_.temperature)).to(q.scalar_type());
-  Tensor v = heads(linked(v_proj_, x));
+  Tensor v = heads(clipped(linked(v_proj_, x)));
   if (context.memory != nullptr) std::tie(k, v) = context.memory->update(options_.layer, k, v);
   AttentionOptions attention = attention_options_;
   attention.dropout = training() ? options_.dropout : 0;

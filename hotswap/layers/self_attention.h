@@ -19,10 +19,14 @@ struct SelfAttentionOptions {
   bool qkv_bias = false, output_bias = false;
   std::optional<RMSNormOptions> qk_norm = std::nullopt;  // of every query and key head, before the rotary embedding
   bool qk_norm_of_all_heads = false;                     // over all heads of a token together instead
-  bool interleaved_rotary = false;                       // what turns together stands side by side
-  std::optional<double> l2_norm_eps = std::nullopt;      // queries and keys over each head, after the rotary embedding
-  Temperature temperature = {};                          // of queries
-  bool rotary = true;                                    // of as much of a head as the tables are wide
+  std::optional<LayerNormOptions> qk_layer_norm = std::nullopt;  // the same, a LayerNorm over each head
+  bool norm_for_each_head = false;                               // whose weights are one for each head
+  double clip_qkv = 0;                                           // of queries, keys and values; 0: off
+  bool interleaved_rotary = false;                               // what turns together stands side by side
+  bool wide_rotary = false;                          // turned in float32, by cos and sin of the model's dtype
+  std::optional<double> l2_norm_eps = std::nullopt;  // queries and keys over each head, after the rotary embedding
+  Temperature temperature = {};                      // of queries
+  bool rotary = true;                                // of as much of a head as the tables are wide
   bool has_rotary = true;                      // the model has a rotary embedding, whether or not this layer uses it
   std::optional<double> scale = std::nullopt;  // none: head_dim^-0.5
   int64_t sliding_window = 0;                  // tokens that a query sees, its own included; 0: all
@@ -49,7 +53,7 @@ class SelfAttention : public TokenMixer {
   Tensor one_token(const Tensor& x, const ForwardContext& context) const;
   SelfAttentionOptions options_;
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
-  std::unique_ptr<RMSNorm> q_norm_, k_norm_;    // over head_dim, or all heads
+  std::unique_ptr<Norm> q_norm_, k_norm_;       // over head_dim, or all heads
   Tensor sinks_;                                // [num_heads], or undefined
   std::unique_ptr<WeightlessRMSNorm> l2_norm_;  // as transformers has it: one for queries and keys
   RotaryPosEmb rotary_fn_;

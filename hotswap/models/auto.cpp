@@ -18,6 +18,7 @@
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/lora.h"
 #include "hotswap/models/model_folder.h"
+#include "hotswap/models/text_part.h"
 
 namespace hotswap {
 namespace {
@@ -166,7 +167,8 @@ GenerationConfig generation_config_of(const std::filesystem::path& folder, const
 }  // namespace
 
 std::shared_ptr<CausalLM> AutoModelForCausalLM::from_config(const Json& config) {
-  return std::make_shared<CausalLM>(family_of(config), config);
+  const Json text = text_part(config);
+  return std::make_shared<CausalLM>(family_of(text), text);
 }
 
 std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::filesystem::path& name,
@@ -182,11 +184,13 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
   }
   std::unique_ptr<const Checkpoint> checkpoint;
   if (is_gguf) checkpoint = open_checkpoint(folder, options.gguf_file);
-  const Json config = is_gguf ? config_of_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
+  const Json whole = is_gguf ? config_of_gguf(*checkpoint->gguf()) : Json::read(folder / "config.json");
+  const Json config = text_part(whole);
   auto model = from_config(config);  // before the weights: a bad config is told as such
   model->set_attn_implementation(attention_of(*model, options));
   if (!checkpoint) checkpoint = dequantising(open_checkpoint(folder), config);
   const Family& family = model->family();
+  checkpoint = text_part(std::move(checkpoint), whole, *model);
   checkpoint = in_model_terms(std::move(checkpoint),
                               (is_gguf ? family.gguf_rules : family.tensor_rules)(model->config()), *model);
 
@@ -230,7 +234,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
 std::shared_ptr<CausalLM> AutoModelForCausalLM::from_random(const std::filesystem::path& folder,
                                                             const PretrainedOptions& options) {
   refuse_no_model(folder);
-  const Json config = Json::read(folder / "config.json");
+  const Json config = text_part(Json::read(folder / "config.json"));
   auto model = from_config(config);
   model->set_attn_implementation(attention_of(*model, options));
   const auto dtype = options.dtype != "auto" ? dtype_from(options.dtype, "dtype") : config_dtype(config);

@@ -45,8 +45,8 @@ CausalLM::Parts::Parts(const Family& family, const Json& json)
     : config(family.read_config(json)),
       trunk(config, family.make_block),
       fused_step(family.make_fused_step != nullptr ? family.make_fused_step(config, trunk) : nullptr),
-      lm_head(config.tie_word_embeddings ? Linear(trunk.embed_tokens.weight)
-                                         : Linear(config.hidden_size, config.vocab_size, /*with_bias=*/false)) {}
+      lm_head(config.tie_word_embeddings ? Linear(trunk.embed_tokens.weight, config.head_bias ? config.vocab_size : 0)
+                                         : Linear(config.hidden_size, config.vocab_size, config.head_bias)) {}
 
 CausalLM::CausalLM(const Family& family, Json config)
     : family_(family),
@@ -269,10 +269,13 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
   const Weight& head = parts_->lm_head.weight;
   if (has_labels && !need_logits && parts_->loss.fuses() && parts_->lm_head.fuses()) {
-    const Tensor scaled = parts_->config.logits_scaling == 1 ? hidden : at::div(hidden, parts_->config.logits_scaling);
-    out.loss = parts_->loss.from_hidden(
-        scaled, head.plain() ? head.data : head.dequantised(hidden.scalar_type()),
-        {.labels = a.labels, .items = a.num_items_in_batch, .softcap = parts_->config.final_logit_softcapping});
+    Tensor scaled = parts_->config.logits_scaling == 1 ? hidden : at::div(hidden, parts_->config.logits_scaling);
+    if (parts_->config.logits_multiplier != 1) scaled = at::mul(scaled, parts_->config.logits_multiplier);
+    out.loss = parts_->loss.from_hidden(scaled, head.plain() ? head.data : head.dequantised(hidden.scalar_type()),
+                                        {.labels = a.labels,
+                                         .items = a.num_items_in_batch,
+                                         .softcap = parts_->config.final_logit_softcapping,
+                                         .bias = parts_->lm_head.bias});
     add_aux_loss(parts_->config.mixture, a, out);
     return out;
   }
@@ -286,6 +289,7 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
 Tensor CausalLM::logits_of(const Tensor& hidden) const {
   Tensor logits = parts_->lm_head.forward(hidden);
   if (parts_->config.logits_scaling != 1) logits = at::div(logits, parts_->config.logits_scaling);
+  if (parts_->config.logits_multiplier != 1) logits = at::mul(logits, parts_->config.logits_multiplier);
   const double cap = parts_->config.final_logit_softcapping;
   return cap == 0 ? logits : at::mul(at::tanh(at::div(logits, cap)), cap);
 }

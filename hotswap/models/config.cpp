@@ -26,7 +26,7 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
                  .got = cat(c.hidden_size, " and ", c.num_attention_heads, " in ", config.where()),
                  .next = "add head_dim, as the model's publisher has it"});
   }
-  if (head_dim % 2 == 0) return head_dim;
+  if (head_dim % 2 == 0 || !defaults.rotary) return head_dim;
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat("an even ", defaults.head_dim_key, ": rotary embeddings turn pairs"),
                .got = cat(head_dim, " in ", config.where()),
@@ -59,9 +59,15 @@ ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults
 ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults) {
   ModelConfig c = read_model_config(config, defaults);
   c.num_attention_heads = positive(config, "num_attention_heads");
-  c.num_key_value_heads = defaults.heads_may_lack ? positive(config, "num_key_value_heads", c.num_attention_heads)
-                                                  : positive(config, "num_key_value_heads");
-  c.intermediate_size = positive(config, "intermediate_size");
+  if (!defaults.grouped_heads) {
+    c.num_key_value_heads = c.num_attention_heads;
+  } else {
+    c.num_key_value_heads = defaults.heads_may_lack ? positive(config, defaults.key_heads_key, c.num_attention_heads)
+                                                    : positive(config, defaults.key_heads_key);
+  }
+  const auto times = defaults.intermediate_times;
+  c.intermediate_size =
+      positive(config, defaults.intermediate_size_key, times > 0 ? std::optional(times * c.hidden_size) : std::nullopt);
   c.head_dim = read_head_dim(config, c, defaults);
   if (c.num_attention_heads % c.num_key_value_heads != 0) {
     throw Error({.kind = ErrorKind::kCorrupt,
@@ -69,24 +75,31 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
                  .got = cat(c.num_attention_heads, " and ", c.num_key_value_heads, " in ", config.where()),
                  .next = "set both as the rows of the q_proj and k_proj weights have them"});
   }
-  c.rms_norm_eps = positive_number(config, "rms_norm_eps");
+  c.rms_norm_eps = positive_number(config, defaults.norm_eps_key, defaults.norm_eps);
   c.hidden_act = config.get<std::string>(defaults.activation_key, defaults.activation);
   activation_kind(c.hidden_act, cat(config.where(), ": ", defaults.activation_key));  // known, or an Error
   refuse_if(!config.get<bool>("is_causal", true), config, "is_causal = false");       // tokens would see later ones
-  ConfiguredRopes ropes = read_ropes(config, c.head_dim, defaults.rope);
-  c.rope_parameters = std::move(ropes.all);
-  c.sliding_rope_parameters = std::move(ropes.sliding);
+  if (defaults.rotary) {
+    ConfiguredRopes ropes = read_ropes(config, c.head_dim, defaults.rope);
+    c.rope_parameters = std::move(ropes.all);
+    c.sliding_rope_parameters = std::move(ropes.sliding);
+  } else {
+    c.rope_parameters.max_position_embeddings = positive(config, "max_position_embeddings");
+  }
   c.attention_bias = config.get<bool>("attention_bias", false);
   c.mlp_bias = config.get<bool>("mlp_bias", false);
-  c.attention_dropout = config.get<double>("attention_dropout", 0.0);
-  if (!(c.attention_dropout >= 0 && c.attention_dropout < 1)) {
-    throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = "an attention_dropout in [0, 1)",
-                 .got = cat(c.attention_dropout, " in ", config.where()),
-                 .next = "set attention_dropout to 0, as it is in inference"});
-  }
+  c.attention_dropout = read_dropout(config, "attention_dropout");
   c.layer_types.assign(c.num_hidden_layers, "full_attention");
   return c;
+}
+
+double read_dropout(const Json& config, const char* key, double otherwise) {
+  const double p = config.get<double>(key, otherwise);
+  if (p >= 0 && p < 1) return p;
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("an ", key, " in [0, 1)"),
+               .got = cat(p, " in ", config.where()),
+               .next = cat("set ", key, " to 0, as it is in inference")});
 }
 
 std::vector<std::string> read_layer_types(const ModelConfig& c, const Json& config) {

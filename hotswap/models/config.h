@@ -18,6 +18,11 @@
 
 namespace hotswap {
 
+// In training: of what is embedded, and of what a block's branches add.
+struct ResidualDropout {
+  double embedding = 0, attention = 0, mlp = 0;
+};
+
 struct ModelConfig {
   std::string model_type;
   int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_hidden_layers = 0;
@@ -27,19 +32,24 @@ struct ModelConfig {
   std::any family_options;
   bool rope_interleave = false;
   double rms_norm_eps = 0, norm_offset = 0;
-  std::string norm_casting = "llama";  // these three: see RMSNormOptions
+  std::string norm_casting = "llama";          // these three: see RMSNormOptions
+  std::optional<LayerNormOptions> layer_norm;  // given: the model's norms are LayerNorms
   std::string hidden_act;
   RopeParameters rope_parameters;                         // of dim 0: the model has no rotary embedding
   std::optional<RopeParameters> sliding_rope_parameters;  // of sliding layers, where they have their own
   bool rotates_in_float32 = false;                        // cos and sin are not rounded to the model's dtype
+  int64_t position_embeddings = 0;                        // rows of a learned table of positions; 0: none
   bool tie_word_embeddings = false;                       // the output head is the embedding
+  bool head_bias = false;                                 // of the output head
   bool attention_bias = false, mlp_bias = false;
   double attention_dropout = 0;
+  ResidualDropout residual_dropout;
   std::optional<double> attention_scale;                           // of the scores; none: head_dim^-0.5
   double attn_logit_softcapping = 0, final_logit_softcapping = 0;  // 0: off
   double embedding_multiplier = 1, residual_multiplier = 1;        // of what is embedded, of what a block adds
   bool rounds_embedding_multiplier = false;                        // to the model's dtype, before it multiplies
   double logits_scaling = 1;                                       // divides the logits
+  double logits_multiplier = 1;                                    // of the logits
   int64_t sliding_window = 0;            // tokens that a query of a sliding layer sees; 0: no layer slides
   std::vector<std::string> layer_types;  // "full_attention" or "sliding_attention", a layer each
   std::vector<int64_t> no_rope_layers;   // 0 where a layer has no rotary embedding, a layer each; empty: all have
@@ -63,9 +73,16 @@ struct ConfigDefaults {
   const char* head_dim_key = "head_dim";
   std::optional<int64_t> head_dim;  // none: hidden_size / num_attention_heads
   bool heads_may_lack = true;       // num_key_value_heads: num_attention_heads then
+  bool grouped_heads = true;        // false: num_attention_heads
+  const char* key_heads_key = "num_key_value_heads";
+  const char* intermediate_size_key = "intermediate_size";
+  int64_t intermediate_times = 0;  // absent: this times hidden_size; 0: the key must be there
   const char* activation_key = "hidden_act";
   const char* activation = "silu";
   bool tie_word_embeddings = false;
+  const char* norm_eps_key = "rms_norm_eps";
+  std::optional<double> norm_eps = std::nullopt;  // none: the key must be there
+  bool rotary = true;                             // false: rope_parameters has only max_position_embeddings
   RopeDefaults rope = {};
   bool reads_mxfp4 = false;  // the family's tensor rules dequantise such weights
 };
@@ -75,6 +92,9 @@ ModelConfig read_model_config(const Json& config, const ConfigDefaults& defaults
 
 // Reads and checks all of ModelConfig but which layers slide, which families say in three ways: none does here.
 ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaults = {});
+
+// A share of values that training drops; Error unless it is in [0, 1).
+double read_dropout(const Json& config, const char* key, double otherwise = 0);
 
 // Gemma's: sliding_window, and layer_types or else a full layer after `pattern` - 1 sliding ones.
 void read_sliding_pattern(ModelConfig& config, const Json& json, int64_t pattern);

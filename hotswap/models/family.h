@@ -30,6 +30,9 @@ struct Family {
   std::unique_ptr<FusedStep> (*make_fused_step)(const ModelConfig& config, Trunk& trunk) = nullptr;
   TensorRules (*tensor_rules)(const ModelConfig& config) = same_names;  // safetensors, read and written
 
+  // Optimizer states are exchanged with torch by the order of parameters: is it another here, or are some joined?
+  bool own_parameter_order = false;
+
   // Of modules, where transformers' own are called otherwise: rows of the kernel report have those names.
   TensorRules (*module_names)(const ModelConfig& config) = same_names;
 

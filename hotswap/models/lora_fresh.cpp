@@ -55,11 +55,11 @@ Tensor magnitude_of(const LoraSite& site, const Tensor& a, const Tensor& b, doub
     const int64_t rows = linear->weight.rows();
     const Tensor weight = linear->weight.dequantised(at::kFloat);
     const Adapter adapter{
-        .a = a.to(weight.device()), .b = b.narrow(0, begin, rows).to(weight.device()), .scale = scale};
+        .a = a.to(weight.device()), .b = site.in_parts(b).narrow(0, begin, rows).to(weight.device()), .scale = scale};
     norms.push_back(at::linalg_vector_norm(adapter.merged(weight), 2, 1));
     begin += rows;
   }
-  return at::cat(norms);
+  return site.as_stored(at::cat(norms));
 }
 
 // A name that is of no Linear or Embedding here would train nothing: routers and experts take no adapters.

@@ -238,7 +238,7 @@ class LoraPlan {
     }
     for (const auto& [part, linear] : site.parts) {
       const int64_t rows = linear->weight.rows();
-      const auto own = [&](const Tensor& t) { return t.defined() ? t.narrow(0, begin, rows) : t; };
+      const auto own = [&](const Tensor& t) { return t.defined() ? site.in_parts(t).narrow(0, begin, rows) : t; };
       Adapter adapter{.a = whole.a,
                       .b = own(whole.b),
                       .scale = whole.scale,

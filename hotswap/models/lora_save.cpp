@@ -24,8 +24,8 @@ void add_site(const std::string& name, const LoraSite& site, TensorMap& to) {
     if (linear->adapter()->magnitude.defined()) magnitudes.push_back(linear->adapter()->magnitude);
   }
   to.emplace_back(name + ".lora_A.weight", site.adapter()->a.contiguous());
-  to.emplace_back(name + ".lora_B.weight", at::cat(b));
-  if (!magnitudes.empty()) to.emplace_back(name + ".lora_magnitude_vector", at::cat(magnitudes));
+  to.emplace_back(name + ".lora_B.weight", site.as_stored(at::cat(b)));
+  if (!magnitudes.empty()) to.emplace_back(name + ".lora_magnitude_vector", site.as_stored(at::cat(magnitudes)));
 }
 
 // peft wraps what has an adapter: the bias of such a layer is its base_layer's.

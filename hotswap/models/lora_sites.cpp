@@ -7,8 +7,9 @@ namespace hotswap {
 WholeName transformers_name(const CausalLM& model, const std::string& name) {
   const Family& family = model.family();
   const bool of_experts = cat(name, ".").find(".experts.") != std::string::npos;
-  return whole_name(family.tensor_rules(model.config()),
-                    of_experts ? name : name_before(family.module_names(model.config()), name));
+  WholeName whole = whole_name(family.tensor_rules(model.config()), name);
+  if (whole.name == name && !of_experts) whole.name = name_before(family.module_names(model.config()), name);
+  return whole;
 }
 
 const Weight& LoraSite::weight() const {
@@ -39,6 +40,7 @@ LoraSites::LoraSites(CausalLM& model)
     LoraSite& site = all[whole.name];
     site.embedding = table;
     site.names[whole.part] = name;
+    site.moves = whole.moves;
     if (linear != nullptr) site.parts[whole.part] = linear;
   });
 }

@@ -23,6 +23,10 @@ struct LoraSite {
   std::map<size_t, Linear*> parts = {};
   std::map<size_t, std::string> names = {};  // theirs
   Embedding* embedding = nullptr;
+  TensorRule::Change moves = nullptr;  // see WholeName
+  // Rows in an adapter's order, sorted by part; and back.
+  Tensor in_parts(const Tensor& rows) const { return moves && rows.defined() ? moves(rows) : rows; }
+  Tensor as_stored(const Tensor& rows) const { return moves ? rows_before(moves, rows) : rows; }
   const Weight& weight() const;  // of the first
   int64_t in() const;
   int64_t out() const;

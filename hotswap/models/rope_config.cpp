@@ -73,8 +73,10 @@ void read_scaling(RopeParameters& rope, const Json& config, const Json& given, c
 }
 
 // How much of a head turns.
-int64_t rotary_dim(const Json& config, const std::optional<Json>& given, int64_t head_dim, bool may_be_partial) {
-  const double outer = config.get<double>("partial_rotary_factor", 1.0);
+int64_t rotary_dim(const Json& config, const std::optional<Json>& given, int64_t head_dim,
+                   const RopeDefaults& defaults) {
+  const bool may_be_partial = defaults.may_be_partial;
+  const double outer = config.get<double>("partial_rotary_factor", defaults.partial);
   const double factor = given ? given->get<double>("partial_rotary_factor", outer) : outer;
   const auto dim = static_cast<int64_t>(static_cast<double>(head_dim) * factor);
   if (factor == 1.0) return head_dim;
@@ -89,7 +91,7 @@ int64_t rotary_dim(const Json& config, const std::optional<Json>& given, int64_t
 
 RopeParameters read_rope(const Json& config, const std::optional<Json>& given, int64_t head_dim,
                          const RopeDefaults& defaults) {
-  RopeParameters rope{.dim = rotary_dim(config, given, head_dim, defaults.may_be_partial)};
+  RopeParameters rope{.dim = rotary_dim(config, given, head_dim, defaults)};
   rope.max_position_embeddings = positive(config, "max_position_embeddings");
   const double outer_theta = positive_number(config, "rope_theta", defaults.theta);
   rope.theta = given ? positive_number(*given, "rope_theta", outer_theta) : outer_theta;

@@ -16,6 +16,7 @@ struct RopeDefaults {
   // transformers 5).
   std::optional<double> sliding_theta = std::nullopt;
   bool may_be_partial = false;                   // partial_rotary_factor: of the beginning of each head alone
+  double partial = 1;                            // that factor, where it is absent
   int64_t original_max_position_embeddings = 0;  // 0: what the scaling's own parameters say
 };
 

@@ -1,6 +1,8 @@
 #include "hotswap/models/trunk.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -8,6 +10,7 @@
 #include <algorithm>
 
 #include "hotswap/base/error.h"
+#include "hotswap/layers/dropout.h"
 
 namespace hotswap {
 namespace {
@@ -26,9 +29,15 @@ Tensor of_new_tokens(const Tensor& padding, int64_t time) {
 
 }  // namespace
 
+std::unique_ptr<Norm> make_norm(const ModelConfig& c) {
+  if (c.layer_norm) return std::make_unique<LayerNorm>(c.hidden_size, *c.layer_norm);
+  return std::make_unique<AddRMSNorm>(c.hidden_size, c.norm());
+}
+
 Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
     : embed_tokens(c.vocab_size, c.hidden_size),
-      norm_(c.hidden_size, c.norm()),
+      norm_(make_norm(c)),
+      embedding_dropout_(c.residual_dropout.embedding),
       rotates_in_float32_(c.rotates_in_float32),
       multiplier_(c.embedding_multiplier),
       rounds_multiplier_(c.rounds_embedding_multiplier),
@@ -36,15 +45,20 @@ Trunk::Trunk(const ModelConfig& c, MakeBlock make_block)
   if (c.rope_parameters.dim > 0) rotary_.emplace(c.rope_parameters);
   if (c.sliding_rope_parameters) sliding_rotary_.emplace(*c.sliding_rope_parameters);
   own("embed_tokens", embed_tokens);
+  if (c.position_embeddings > 0) {
+    embed_positions_ = std::make_unique<Embedding>(c.position_embeddings, c.hidden_size);
+    own("embed_positions", *embed_positions_);
+  }
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
     layers_.push_back(make_block(c, i));
     own(cat("layers.", i), *layers_.back());
   }
-  own("norm", norm_);
+  own("norm", *norm_);
 }
 
 at::ScalarType Trunk::dtype() const {
-  return (embed_tokens.weight.plain() ? embed_tokens.data() : norm_.weight).scalar_type();
+  if (embed_tokens.weight.plain() || !norm_->weight.defined()) return embed_tokens.data().scalar_type();
+  return norm_->weight.scalar_type();
 }
 
 Tensor Trunk::embedded(const Tensor& input_ids) const {
@@ -52,6 +66,31 @@ Tensor Trunk::embedded(const Tensor& input_ids) const {
   if (multiplier_ == 1) return x;
   if (!rounds_multiplier_) return at::mul(x, multiplier_);
   return at::mul(x, at::scalar_tensor(multiplier_, at::kFloat).to(x.scalar_type()));
+}
+
+Tensor Trunk::positions_of(const TrunkInput& in) const {
+  const int64_t time = ids_of(in).size(1);
+  const auto options = at::TensorOptions().dtype(at::kLong).device(ids_of(in).device());
+  if (in.step != nullptr) {
+    return in.step->from_start ? at::arange(time, options).unsqueeze(0) : in.step->positions.view({-1, time});
+  }
+  if (in.position_ids.defined()) return in.position_ids;
+  if (in.cu_seqlens.defined()) return AttentionMetadata({.cu_seqlens = in.cu_seqlens}).places(time, options.device());
+  const int64_t past = in.cache != nullptr ? in.cache->length() : 0;
+  return at::arange(past, past + time, options).unsqueeze(0);
+}
+
+Tensor Trunk::with_positions(const Tensor& x, const Tensor& positions) const {
+  const int64_t rows = embed_positions_->weight.rows();
+  // Looking at a GPU's would wait for it; there the embedding itself fails.
+  const int64_t last = positions.is_cpu() ? positions.max().item<int64_t>() : 0;
+  if (last >= rows) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("at most ", rows, " tokens: the model has embeddings of no further positions"),
+                 .got = cat("position ", last),
+                 .next = "shorten the text, or generate fewer tokens"});
+  }
+  return at::add(x, embed_positions_->forward(positions, x.scalar_type()));
 }
 
 ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {
@@ -123,21 +162,23 @@ HiddenState Trunk::through_layers(const Tensor& x, const ForwardContext& context
 }
 
 Tensor Trunk::normed(const HiddenState& state) {
-  const Tensor hidden = state.residual.defined() ? norm_.forward(state.x, state.residual).y : norm_.forward(state.x);
-  return hidden.to(dtype());  // of a residual in float32 too
+  return norm_->after(state.x, state.residual).y.to(dtype());  // of a residual in float32 too
 }
 
 Tensor Trunk::forward(const TrunkInput& in) {
   check_input(in, {.vocab_size = vocab_size_, .device = embed_tokens.data().device()});
   if (in.step != nullptr) {
-    const Tensor x = in.step->inputs_embeds.defined() ? in.step->inputs_embeds : embedded(ids_of(in));
+    Tensor x = in.step->inputs_embeds.defined() ? in.step->inputs_embeds : embedded(ids_of(in));
+    if (embed_positions_) x = with_positions(x, positions_of(in));
     return normed(through_layers(x, step_context(in, x.scalar_type())));
   }
   if (const auto row = documents_in_one_row(in)) {
     return forward(*row).view({in.input_ids.size(0), in.input_ids.size(1), -1});
   }
   const int64_t time = in.input_ids.size(1);
-  const Tensor x = embedded(in.input_ids);
+  Tensor x = embedded(in.input_ids);
+  if (embed_positions_) x = with_positions(x, positions_of(in));
+  x = dropout(x, embedding_dropout_, training());
   const HiddenState state = through_layers(x, context_for(in, x.scalar_type()));
   if (in.cache != nullptr) in.cache->advance(time);
   return normed(state);

@@ -15,6 +15,9 @@
 
 namespace hotswap {
 
+// The norms of a model's blocks and of its trunk, of its kind.
+std::unique_ptr<Norm> make_norm(const ModelConfig& config);
+
 class Trunk : public Module {
  public:
   using MakeBlock = std::unique_ptr<Block> (*)(const ModelConfig& config, int64_t layer);
@@ -30,12 +33,17 @@ class Trunk : public Module {
 
  private:
   Tensor embedded(const Tensor& input_ids) const;  // [batch, time] -> [batch, time, hidden_size]
+  // With the learned embedding of where its tokens stand, where the model has one.
+  Tensor with_positions(const Tensor& x, const Tensor& positions) const;  // positions: [1 or batch, time]
+  Tensor positions_of(const TrunkInput& in) const;
   ForwardContext context_for(const TrunkInput& in, at::ScalarType dtype);
   ForwardContext step_context(const TrunkInput& in, at::ScalarType dtype);
   HiddenState through_layers(const Tensor& x, const ForwardContext& context);
   Tensor normed(const HiddenState& state);  // [batch, time, hidden_size] in dtype()
   std::vector<std::unique_ptr<Block>> layers_;
-  AddRMSNorm norm_;
+  std::unique_ptr<Norm> norm_;
+  std::unique_ptr<Embedding> embed_positions_;  // null: the model has none
+  double embedding_dropout_;
   std::optional<RotaryEmbedding> rotary_, sliding_rotary_;
   bool rotates_in_float32_;
   double multiplier_;

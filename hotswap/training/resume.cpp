@@ -3,7 +3,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <map>
-#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
@@ -188,11 +187,9 @@ void load_weights(CausalLM& model, const fs::path& folder) {
 }
 
 ParameterOrder order_of(const CausalLM& model) {
-  static const std::set<std::string> kOwn = {"deepseek_v3", "falcon_mamba", "jamba", "llama4_text",
-                                             "mamba",       "mamba2",       "phi3",  "qwen3_moe"};
   // Of an adapter the order was not compared with peft's.
-  return model.trains_adapter() || kOwn.contains(model.family().model_type) ? ParameterOrder::kOwn
-                                                                            : ParameterOrder::kTransformers;
+  return model.trains_adapter() || model.family().own_parameter_order ? ParameterOrder::kOwn
+                                                                      : ParameterOrder::kTransformers;
 }
 
 std::vector<std::string> names_of(CausalLM& model, const std::vector<Tensor>& parameters) {

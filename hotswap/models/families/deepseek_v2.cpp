@@ -1,10 +1,14 @@
-// DeepSeek-V2: Llama's block with latent attention. Layers of experts are not implemented: a model of dense ones alone.
+// DeepSeek-V2: Llama's block with latent attention, and after the first layers mixtures of experts, of which a token
+// may choose groups first.
 #include "hotswap/models/families/deepseek_v2.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "hotswap/models/config_numbers.h"
+#include "hotswap/models/families/deepseek_mixture.h"
 #include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
 namespace hotswap {
@@ -52,12 +56,22 @@ namespace {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_deepseek_config(json);
-  if (json.get<int64_t>("first_k_dense_replace", 0) < c.num_hidden_layers) {
-    throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = cat("dense layers alone: first_k_dense_replace of at least ", c.num_hidden_layers),
-                 .got = cat(json.get<int64_t>("first_k_dense_replace", 0), " in ", json.where()),
-                 .next = "take another model: layers of experts are not implemented"});
-  }
+  const auto method = json.get<std::string>("topk_method", "greedy");
+  const bool grouped = method == "group_limited_greedy";
+  refuse_if(!grouped && method != "greedy", json, cat("a topk_method of ", method));
+  read_deepseek_mixtures(c, json,
+                         {.first_dense = 0,
+                          .groups = 1,
+                          .top_groups = 1,
+                          .scale = 1,
+                          .shared_experts = 2,
+                          .renormalize = false,
+                          .group_votes = 1});
+  const auto& sparse = c.mixture.sparse;
+  const bool mixes = std::find(sparse.begin(), sparse.end(), true) != sparse.end();
+  refuse_if(mixes && c.mixture.norm_topk_prob, json, "norm_topk_prob");  // transformers drops it
+  refuse_if(mixes && c.mlp_bias, json, "mlp_bias beside experts");
+  if (!grouped) c.mixture.n_group = c.mixture.topk_group = 1;
   c.rotates_in_float32 = true;
   return c;
 }
@@ -65,8 +79,9 @@ ModelConfig read_config(const Json& json) {
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   LatentAttentionOptions attention = latent_attention_options(c, layer);
   attention.rotary_order = RotaryOrder::kInterleaved;
-  return std::make_unique<LlamaBlock>(c, std::make_unique<LatentAttention>(attention),
-                                      std::make_unique<GatedMLP>(mlp_options(c)));
+  MixtureOptions mixture = deepseek_mixture(c);
+  mixture.router.group_votes = 1;
+  return mixture_block(c, std::make_unique<LatentAttention>(attention), mixture, layer);
 }
 
 }  // namespace
@@ -74,6 +89,8 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 const RegisteredFamily kDeepseekV2({.model_type = "deepseek_v2",
                                     .class_name = "DeepseekV2ForCausalLM",
                                     .read_config = read_config,
-                                    .make_block = make_block});
+                                    .make_block = make_block,
+                                    .tensor_rules = separate_experts,
+                                    .own_parameter_order = true});
 
 }  // namespace hotswap::deepseek_v2

@@ -19,6 +19,7 @@ const RegisteredFamily kFalconMamba({.model_type = "falcon_mamba",
                                      .read_config = read_config,
                                      .make_block = make_mamba1_block,
                                      .tensor_rules = backbone_names,
+                                     .own_parameter_order = true,
                                      .module_names = backbone_names});
 
 }  // namespace hotswap::falcon_mamba

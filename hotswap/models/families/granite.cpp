@@ -1,7 +1,20 @@
 // Granite: Llama's block with four multipliers: of the embedding, the scores, what a block adds, and the logits.
+#include "hotswap/models/families/granite.h"
+
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
+
+namespace hotswap {
+
+void read_granite_multipliers(ModelConfig& c, const Json& json) {
+  c.embedding_multiplier = positive_number(json, "embedding_multiplier", 1);
+  c.attention_scale = positive_number(json, "attention_multiplier", 1);
+  c.residual_multiplier = positive_number(json, "residual_multiplier", 1);
+  c.logits_scaling = positive_number(json, "logits_scaling", 1);
+}
+
+}  // namespace hotswap
 
 namespace hotswap::granite {
 namespace {
@@ -9,10 +22,7 @@ namespace {
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json);
   check_layer_types(c, json);
-  c.embedding_multiplier = positive_number(json, "embedding_multiplier", 1);
-  c.attention_scale = positive_number(json, "attention_multiplier", 1);
-  c.residual_multiplier = positive_number(json, "residual_multiplier", 1);
-  c.logits_scaling = positive_number(json, "logits_scaling", 1);
+  read_granite_multipliers(c, json);
   return c;
 }
 

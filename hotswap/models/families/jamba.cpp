@@ -123,6 +123,7 @@ const RegisteredFamily kJamba({.model_type = "jamba",
                                .read_config = read_config,
                                .make_block = make_block,
                                .tensor_rules = tensor_rules,
+                               .own_parameter_order = true,
                                .module_names = module_names});
 
 }  // namespace hotswap::jamba

@@ -3,7 +3,9 @@
 
 #include <ATen/ops/mul.h>
 
+#include "hotswap/layers/dropout.h"
 #include "hotswap/models/family.h"
+#include "hotswap/models/trunk.h"
 
 namespace hotswap {
 
@@ -28,14 +30,15 @@ GatedMLPOptions mlp_options(const ModelConfig& c) {
 LlamaBlock::LlamaBlock(const ModelConfig& c, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
                        const char* mlp_name)
     : residual_multiplier_(c.residual_multiplier),
+      dropout_(c.residual_dropout),
       self_attn_(std::move(attention)),
       mlp_(std::move(mlp)),
-      input_layernorm_(c.hidden_size, c.norm()),
-      post_attention_layernorm_(c.hidden_size, c.norm()) {
+      input_layernorm_(make_norm(c)),
+      post_attention_layernorm_(make_norm(c)) {
   own("self_attn", *self_attn_);
   own(mlp_name, *mlp_);
-  own("input_layernorm", input_layernorm_);
-  own("post_attention_layernorm", post_attention_layernorm_);
+  own("input_layernorm", *input_layernorm_);
+  own("post_attention_layernorm", *post_attention_layernorm_);
 }
 
 LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attention)
@@ -43,21 +46,23 @@ LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attenti
   step_ = std::make_unique<DecoderStep>(
       this, c,
       DecoderStep::Parts{dynamic_cast<SelfAttention&>(*self_attn_), dynamic_cast<const GatedMLP&>(*mlp_),
-                         input_layernorm_, post_attention_layernorm_});
+                         dynamic_cast<const RMSNorm&>(*input_layernorm_),
+                         dynamic_cast<const RMSNorm&>(*post_attention_layernorm_)});
 }
 
-Tensor LlamaBlock::scaled(const Tensor& branch) const {
-  return residual_multiplier_ == 1 ? branch : at::mul(branch, residual_multiplier_);
+Tensor LlamaBlock::scaled(const Tensor& branch, double dropped) const {
+  const Tensor kept = dropout(branch, dropped, training());
+  return residual_multiplier_ == 1 ? kept : at::mul(kept, residual_multiplier_);
 }
 
 HiddenState LlamaBlock::forward(const HiddenState& in, const ForwardContext& context) {
   if (step_) {
     if (Tensor out = step_->forward(in, context); out.defined()) return {std::move(out), {}};
   }
-  const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
-                                            : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
-  const auto [z, residual] = post_attention_layernorm_.forward(scaled(self_attn_->forward(y, context)), h);
-  return {scaled(mlp_->forward(z, context)), residual};
+  const auto [y, h] = input_layernorm_->after(in.x, in.residual);
+  const auto [z, residual] =
+      post_attention_layernorm_->forward(scaled(self_attn_->forward(y, context), dropout_.attention), h);
+  return {scaled(mlp_->forward(z, context), dropout_.mlp), residual};
 }
 
 std::unique_ptr<Block> make_llama_block(const ModelConfig& c, int64_t layer) {

@@ -7,12 +7,14 @@
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/block.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/config_numbers.h"
 #include "hotswap/models/families/decoder_step.h"
 #include "hotswap/models/formats/tensor_rules.h"
 
 namespace hotswap {
 
-//   hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), each times config.residual_multiplier
+//   hidden += attention(norm(hidden)); hidden += mlp(norm(hidden)), each times config.residual_multiplier, by norms of
+//   the config's kind
 class LlamaBlock : public Block {
  public:
   LlamaBlock(const ModelConfig& config, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
@@ -29,11 +31,12 @@ class LlamaBlock : public Block {
   }
 
  private:
-  Tensor scaled(const Tensor& branch) const;
+  Tensor scaled(const Tensor& branch, double dropped) const;
   double residual_multiplier_;
+  ResidualDropout dropout_;
   std::unique_ptr<TokenMixer> self_attn_;
   std::unique_ptr<FeedForward> mlp_;
-  AddRMSNorm input_layernorm_, post_attention_layernorm_;
+  std::unique_ptr<Norm> input_layernorm_, post_attention_layernorm_;
   std::unique_ptr<DecoderStep> step_;  // null: with parts of other kinds
 };
 

@@ -2,7 +2,6 @@
 // length; the others see all, turn nothing, and scale queries by their place. In some layers, or all, a mixture whose
 // weights multiply what the experts read.
 #include "hotswap/base/error.h"
-#include "hotswap/models/config_numbers.h"
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
@@ -94,6 +93,7 @@ const RegisteredFamily kLlama4({.model_type = "llama4_text",
                                 .class_name = "Llama4ForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
+                                .own_parameter_order = true,
                                 .module_names = module_names});
 
 }  // namespace hotswap::llama4

@@ -82,6 +82,7 @@ const RegisteredFamily kMamba({.model_type = "mamba",
                                .read_config = read_mamba1_config,
                                .make_block = make_mamba1_block,
                                .tensor_rules = backbone_names,
+                               .own_parameter_order = true,
                                .module_names = backbone_names});
 
 }  // namespace hotswap

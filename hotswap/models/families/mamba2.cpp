@@ -60,6 +60,7 @@ const RegisteredFamily kMamba2({.model_type = "mamba2",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = backbone_names,
+                                .own_parameter_order = true,
                                 .module_names = backbone_names});
 
 }  // namespace hotswap::mamba2

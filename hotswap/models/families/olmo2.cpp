@@ -19,8 +19,10 @@ SelfAttentionOptions olmo2_attention(const ModelConfig& c, int64_t layer) {
 
 }  // namespace
 
-Olmo2Block::Olmo2Block(const ModelConfig& c, int64_t layer)
-    : self_attn_(olmo2_attention(c, layer)),
+Olmo2Block::Olmo2Block(const ModelConfig& c, int64_t layer) : Olmo2Block(c, olmo2_attention(c, layer)) {}
+
+Olmo2Block::Olmo2Block(const ModelConfig& c, const SelfAttentionOptions& attention)
+    : self_attn_(attention),
       mlp_(mlp_options(c)),
       post_attention_layernorm_(c.hidden_size, c.norm()),
       post_feedforward_layernorm_(c.hidden_size, c.norm()) {

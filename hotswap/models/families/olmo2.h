@@ -8,10 +8,12 @@
 
 namespace hotswap {
 
-//   hidden += norm(attention(hidden)); hidden += norm(mlp(hidden)), with a norm over all heads of queries and of keys
+//   hidden += norm(attention(hidden)); hidden += norm(mlp(hidden)), OLMo's with a norm over all heads of queries and of
+//   keys
 class Olmo2Block : public Block {
  public:
   Olmo2Block(const ModelConfig& config, int64_t layer);
+  Olmo2Block(const ModelConfig& config, const SelfAttentionOptions& attention);
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
   std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
     return self_attn_.make_cache_layer(reserve);

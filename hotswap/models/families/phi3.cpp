@@ -42,6 +42,7 @@ const RegisteredFamily kPhi3({.model_type = "phi3",
                               .make_block = make_block,
                               .make_fused_step = make_fused_decoder_step,
                               .tensor_rules = tensor_rules,
+                              .own_parameter_order = true,
                               .module_names = module_names});
 
 }  // namespace hotswap::phi3

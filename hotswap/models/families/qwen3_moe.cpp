@@ -30,6 +30,7 @@ const RegisteredFamily kQwen3Moe({.model_type = "qwen3_moe",
                                   .class_name = "Qwen3MoeForCausalLM",
                                   .read_config = read_config,
                                   .make_block = make_block,
-                                  .tensor_rules = separate_experts});
+                                  .tensor_rules = separate_experts,
+                                  .own_parameter_order = true});
 
 }  // namespace hotswap::qwen3_moe

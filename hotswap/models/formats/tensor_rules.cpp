@@ -88,7 +88,7 @@ class RuledCheckpoint : public Checkpoint {
       for (const auto& parts : source.from) shapes.push_back(raw_->shape(parts.at(0)));
       return source.rule->decoder.shape(shapes);
     }
-    std::vector<int64_t> shape = raw_->shape(source.first());
+    std::vector<int64_t> shape = shape_of(source.first(), source.rule);
     if (is_stack(source)) {
       if (!shape.empty()) shape[0] *= static_cast<int64_t>(source.from.size());
       shape.insert(shape.begin(), static_cast<int64_t>(source.from.front().size()));
@@ -110,9 +110,11 @@ class RuledCheckpoint : public Checkpoint {
     }
     if (is_stack(source)) return stacked(source, dtype);
     const bool changes = source.rule != nullptr && source.rule->change;  // numbers, perhaps: rounded afterwards
-    at::Tensor tensor = raw_->tensor(source.first(), changes ? at::kFloat : dtype);
+    const bool moves_only = changes && (source.rule->moves_rows || source.rule->undo);
+    at::Tensor tensor = raw_->tensor(source.first(), changes && !moves_only ? at::kFloat : dtype);
+    if (changes) tensor = source.rule->change(tensor);
     if (source.width > 0) tensor = tensor.narrow(0, source.begin, source.width);
-    return changes ? source.rule->change(tensor).to(dtype) : tensor;
+    return changes ? tensor.to(dtype).contiguous() : tensor;
   }
   std::optional<Weight> encoded(const std::string& name) const override {
     const TensorSource& source = source_of(name);
@@ -122,8 +124,8 @@ class RuledCheckpoint : public Checkpoint {
     const std::optional<Weight> stored = raw_->encoded(source.first());
     if (!stored) return std::nullopt;
     return stored->with_rows([&](const at::Tensor& part) {
-      const at::Tensor rows = source.width > 0 ? part.narrow(0, source.begin, source.width).clone() : part;
-      return changes ? source.rule->change(rows) : rows;
+      const at::Tensor rows = changes ? source.rule->change(part) : part;
+      return source.width > 0 ? rows.narrow(0, source.begin, source.width).clone() : rows;
     });
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
@@ -140,6 +142,12 @@ class RuledCheckpoint : public Checkpoint {
     return source.rule != nullptr && source.rule->kind == kind;
   }
   static bool is_stack(const TensorSource& source) { return is_kind(source, TensorRule::Kind::kStack); }
+
+  std::vector<int64_t> shape_of(const std::string& stored, const TensorRule* rule) const {
+    const std::vector<int64_t> shape = raw_->shape(stored);
+    if (rule == nullptr || !rule->undo) return shape;
+    return rule->change(at::empty(shape, at::TensorOptions().device(at::kMeta))).sizes().vec();
+  }
 
   // Written part by part into one tensor: a mixture's weights are most of a checkpoint, and are not held twice.
   at::Tensor stacked(const TensorSource& source, at::ScalarType dtype) const {
@@ -197,6 +205,7 @@ class RuledCheckpoint : public Checkpoint {
   }
 
   void add(const std::string& name, const TensorRule& rule, size_t place, Match found) {
+    if (rule.kind == TensorRule::Kind::kLeaveOut) return;
     const Part part{name, place};
     if (rule.kind == TensorRule::Kind::kStack) {
       const int64_t index = std::stoll(found.numbers.back());
@@ -244,7 +253,7 @@ class RuledCheckpoint : public Checkpoint {
 
   void check_width(const TensorRule& rule, const std::string& name, int64_t width) const {
     if (rule.kind != TensorRule::Kind::kSplit) return;
-    const auto shape = raw_->shape(name);
+    const auto shape = shape_of(name, &rule);
     if (!shape.empty() && shape[0] == width) return;
     throw Error({.kind = ErrorKind::kCorrupt,
                  .wanted = cat(width, " rows in '", name, "' of ", where(), ", which the model splits"),
@@ -274,13 +283,20 @@ std::string with_last(Match match, int64_t index, const std::string& pattern) {
   return filled(pattern, match);
 }
 
-// What `change` made of the rows, undone: it is applied to their indices, which say where each came from.
-at::Tensor rows_before(const TensorRule::Change& change, const at::Tensor& rows) {
-  const at::Tensor indices = at::arange(rows.size(0), at::TensorOptions(at::kLong)).view({-1, 1});
-  return at::empty_like(rows).index_copy_(0, change(indices).flatten(), rows);
+}  // namespace
+
+TensorRule TensorRule::transposed(std::string from, std::vector<std::string> to) {
+  TensorRule rule = split(std::move(from), std::move(to));
+  if (rule.to.size() == 1) rule.kind = Kind::kRename;
+  rule.change = rule.undo = [](const at::Tensor& t) { return t.dim() == 2 ? t.t().contiguous() : t; };
+  return rule;
 }
 
-}  // namespace
+at::Tensor rows_before(const TensorRule::Change& change, const at::Tensor& rows) {
+  const at::Tensor indices = at::arange(rows.size(0), at::TensorOptions(at::kLong)).view({-1, 1});
+  const at::Tensor targets = change(indices).flatten().to(rows.device());
+  return at::empty_like(rows).index_copy_(0, targets, rows);
+}
 
 std::string name_before(const TensorRules& rules, const std::string& name) {
   for (const TensorRule& rule : rules) {
@@ -294,7 +310,8 @@ WholeName whole_name(const TensorRules& rules, const std::string& name) {
   for (const TensorRule& rule : rules) {
     if (rule.kind != TensorRule::Kind::kSplit) continue;
     for (size_t part = 0; part < rule.to.size(); ++part) {
-      if (const auto found = match(rule.to[part], name)) return {filled(rule.from.front(), *found), part};
+      if (const auto found = match(rule.to[part], name))
+        return {filled(rule.from.front(), *found), part, rule.moves_rows ? rule.change : nullptr};
     }
   }
   return {name};
@@ -318,8 +335,9 @@ TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules) 
   };
   const auto save = [&](const std::string& name) {
     for (const TensorRule& rule : rules) {
+      if (rule.kind == TensorRule::Kind::kDecode || rule.kind == TensorRule::Kind::kLeaveOut) continue;
       const auto found = match(rule.to.front(), name);
-      if (!found || rule.kind == TensorRule::Kind::kDecode) continue;
+      if (!found) continue;
       if (rule.kind == TensorRule::Kind::kStack) return save_stack(rule, *found, tensors.at(name));
       std::vector<at::Tensor> parts;
       for (const std::string& to : rule.to) {
@@ -327,7 +345,10 @@ TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules) 
         done.insert(filled(to, *found));
       }
       const at::Tensor whole = parts.size() == 1 ? parts.front() : at::cat(parts);
-      result.emplace_back(filled(rule.from.front(), *found), rule.moves_rows ? rows_before(rule.change, whole) : whole);
+      const at::Tensor stored = rule.moves_rows ? rows_before(rule.change, whole)
+                                : rule.undo     ? rule.undo(whole)
+                                                : whole;
+      result.emplace_back(filled(rule.from.front(), *found), stored);
       return;
     }
     result.emplace_back(name, tensors.at(name));

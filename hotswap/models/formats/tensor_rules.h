@@ -23,7 +23,7 @@
 namespace hotswap {
 
 struct TensorRule {
-  enum class Kind { kRename, kStack, kSplit, kDecode };
+  enum class Kind { kRename, kStack, kSplit, kDecode, kLeaveOut };
   using Change = std::function<at::Tensor(const at::Tensor&)>;
   // Of several stored tensors, in the order of `from`, to one: its shape, and its numbers in that dtype.
   struct Decode {
@@ -50,6 +50,17 @@ struct TensorRule {
   static TensorRule split(std::string from, std::vector<std::string> to) {
     return {Kind::kSplit, {std::move(from)}, std::move(to)};
   }
+  // The same after `change`, which only moves whole rows: projections that are packed head by head.
+  static TensorRule split_rows(std::string from, std::vector<std::string> to, Change change) {
+    TensorRule rule = split(std::move(from), std::move(to));
+    rule.change = std::move(change);
+    rule.moves_rows = true;
+    return rule;
+  }
+  // Matrices that are stored with rows and columns exchanged; vectors are as they are.
+  static TensorRule transposed(std::string from, std::vector<std::string> to);
+  // What the model makes itself, or has not: a mask as a buffer of older files, the vision part of a model of text.
+  static TensorRule leave_out(std::string from) { return {Kind::kLeaveOut, {std::move(from)}, {}}; }
   // What is packed in several tensors; such rules serve reading alone.
   static TensorRule decode(std::vector<std::string> from, std::string to, Decode decode) {
     return {Kind::kDecode, std::move(from), {std::move(to)}, nullptr, decode};
@@ -60,6 +71,7 @@ struct TensorRule {
   Change change = nullptr;
   Decode decoder = {};
   bool moves_rows = false;
+  Change undo = nullptr;  // of a change of the shape: what saving does
 };
 using TensorRules = std::vector<TensorRule>;
 
@@ -70,6 +82,7 @@ std::string name_before(const TensorRules& rules, const std::string& name);
 struct WholeName {
   std::string name;
   size_t part = 0;
+  TensorRule::Change moves = nullptr;  // of the rows of that tensor, before it is split; null: none
 };
 WholeName whole_name(const TensorRules& rules, const std::string& name);
 
@@ -77,6 +90,9 @@ WholeName whole_name(const TensorRules& rules, const std::string& name);
 // tensors become one.
 std::unique_ptr<const Checkpoint> in_model_terms(std::unique_ptr<const Checkpoint> checkpoint, const TensorRules& rules,
                                                  Module& model);
+
+// What `change` made of the rows, undone: it is applied to their indices, which say where each came from.
+at::Tensor rows_before(const TensorRule::Change& change, const at::Tensor& rows);
 
 // The model's tensors in the checkpoint's terms, for saving.
 TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules);

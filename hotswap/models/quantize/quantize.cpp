@@ -15,6 +15,7 @@
 #include "hotswap/models/formats/quantised.h"
 #include "hotswap/models/model_folder.h"
 #include "hotswap/models/quantize/quantize_impl.h"
+#include "hotswap/models/text_part.h"
 
 namespace hotswap {
 namespace quantizing {
@@ -97,7 +98,7 @@ std::shared_ptr<CausalLM> open_model(const fs::path& folder) {
                          cat("quantization_config in ", config.where()),
                          "quantise from the model's plain checkpoint: these weights were rounded before");
     }
-    const std::string type = family_of(config).model_type;
+    const std::string type = family_of(text_part(config)).model_type;
     if (std::find(std::begin(kFamilies), std::end(kFamilies), type) == std::end(kFamilies)) {
       refuse_to_quantize(
           ErrorKind::kUnsupported, cat("a model of a family that is written quantised: ", join(kFamilies)),

@@ -1,0 +1,11 @@
+// Dropout of a block's branches and of embeddings, in training.
+#pragma once
+
+#include "hotswap/layers/adapter.h"
+
+namespace hotswap {
+
+// By a seed of the generator whose state dropout_draws() is: a checkpointed layer that runs again drops the same.
+Tensor dropout(const Tensor& x, double p, bool training);
+
+}  // namespace hotswap

@@ -1,0 +1,22 @@
+// Cohere 2, Command-R7B and Command A: Cohere with three sliding layers before each full one, which turns nothing.
+#include "hotswap/models/families/cohere.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+namespace cohere2 {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_cohere_config(json, {.head_dim_key = ""});
+  read_sliding_pattern(c, json, positive(json, "sliding_window_pattern", 4));
+  for (const std::string& type : c.layer_types) c.no_rope_layers.push_back(type == "sliding_attention" ? 1 : 0);
+  return c;
+}
+
+const RegisteredFamily kFamily({.model_type = "cohere2",
+                                .class_name = "Cohere2ForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_cohere_block});
+
+}  // namespace cohere2
+}  // namespace hotswap

@@ -1,0 +1,32 @@
+// EXAONE 4: OLMo 2's block with a norm on every query and key head; where some layers slide, the others turn nothing.
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/olmo2.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+namespace exaone4 {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_decoder_config(json, {.heads_may_lack = false, .norm_eps = 1e-5});
+  c.mlp_bias = false;  // transformers ignores the key
+  // Beside layer_types some models have a pattern in letters, "LLLG".
+  read_sliding_pattern(c, json, json.has("layer_types") ? 1 : positive(json, "sliding_window_pattern", 4));
+  for (const std::string& type : c.layer_types) {
+    c.no_rope_layers.push_back(c.sliding_window == 0 || type == "sliding_attention" ? 1 : 0);
+  }
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  SelfAttentionOptions attention = attention_options(c, layer);
+  attention.qk_norm = c.norm();
+  return std::make_unique<Olmo2Block>(c, attention);
+}
+
+const RegisteredFamily kFamily({.model_type = "exaone4",
+                                .class_name = "Exaone4ForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block});
+
+}  // namespace exaone4
+}  // namespace hotswap

@@ -1,0 +1,43 @@
+// Granite-MoE: Granite with a mixture of experts in every layer.
+#include "hotswap/models/families/granite.h"
+#include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/mixture.h"
+#include "hotswap/models/family.h"
+
+namespace hotswap {
+namespace granitemoe {
+
+ModelConfig read_config(const Json& json) {
+  ModelConfig c = read_decoder_config(json, {.norm_eps = 1e-6});
+  check_layer_types(c, json);
+  read_granite_multipliers(c, json);
+  c.mixture = read_mixture_config(c.num_hidden_layers, json, {.hidden = "intermediate_size", .num_experts_per_tok = 2});
+  return c;
+}
+
+std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
+  SelfAttentionOptions attention = attention_options(c, layer);
+  attention.qkv_bias = attention.output_bias = c.attention_bias;
+  MixtureOptions mixture = mixture_options(c);
+  mixture.router.scoring = Scoring::kSoftmaxOfChosen;
+  mixture.router.widens_logits = true;
+  mixture.router_name = "router";
+  return mixture_block(c, attention, mixture, layer, "block_sparse_moe");
+}
+
+TensorRules tensor_rules(const ModelConfig&) {
+  const std::string part = "model.layers.*.block_sparse_moe.";
+  return {TensorRule::rename(part + "input_linear.weight", part + "experts.gate_up_proj"),
+          TensorRule::rename(part + "output_linear.weight", part + "experts.down_proj"),
+          TensorRule::rename(part + "router.layer", part + "router")};
+}
+
+const RegisteredFamily kFamily({.model_type = "granitemoe",
+                                .class_name = "GraniteMoeForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .tensor_rules = tensor_rules,
+                                .own_parameter_order = true});
+
+}  // namespace granitemoe
+}  // namespace hotswap
