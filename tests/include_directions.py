@@ -69,6 +69,8 @@ FOLDERS = {
         "formats": set(),
         ".": {"formats"},
         "families": {"formats", "."},
+        "encoder_models": {"formats", "."},
+        "encoders": {"formats", ".", "encoder_models"},
         "quantize": {"formats", "."},
     },
     "hotswap/training": {
@@ -87,6 +89,7 @@ FOLDERS = {
         "bench": {"print", "flags", "."},
         "kernel": {"print", "flags", ".", "bench"},
         "demo": {"print", "flags", "."},
+        "vectors": {"print", "flags", "."},
     },
     "kernels/common": {
         ".": set(),

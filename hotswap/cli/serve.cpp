@@ -9,10 +9,12 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
 #include "hotswap/cli/flags/model_flags.h"
+#include "hotswap/cli/flags/served_texts_of.h"
 #include "hotswap/cli/verbs.h"
 #include "hotswap/http/listen.h"
 #include "hotswap/hub/names/text.h"
 #include "hotswap/serve/server.h"
+#include "hotswap/serve/vectors/text_server.h"
 
 namespace hotswap {
 namespace {
@@ -111,7 +113,8 @@ void print_adapters(const serve::ServedModel& served) {
 }
 
 // The first signal lets requests end; the second, or the end of that time, ends them.
-void wait_and_drain(serve::Server& server, const sigset_t& ends, double drain_s) {
+template <class AnyServer>
+void wait_and_drain(AnyServer& server, const sigset_t& ends, double drain_s) {
   const timespec second{.tv_sec = 1, .tv_nsec = 0};
   while (sigtimedwait(&ends, nullptr, &second) < 0) {
     if (server.healthy()) continue;
@@ -148,6 +151,23 @@ serve::ServerOptions options_of(const ServeFlags& flags) {
   return options;
 }
 
+// Of a model that makes vectors or ranks, instead of one that generates.
+void serve_texts(serve::ServedTexts texts, const serve::ServerOptions& options, HeldPort& port, const sigset_t& ends,
+                 double drain_s) {
+  const KernelReport report = texts.model().kernel_report();
+  const std::string what =
+      cat(texts.names.front(), texts.encoder ? ", which makes vectors" : ", which ranks documents");
+  serve::TextServer server(std::move(texts), options);
+  port.release();
+  server.start();
+  std::printf("listening on %s\n", server.url().c_str());
+  std::fflush(stdout);
+  std::fprintf(stderr, "serving %s: %lld of %zu slots run kernels\n", what.c_str(),
+               static_cast<long long>(report.bound()), report.rows.size());
+  wait_and_drain(server, ends, drain_s);
+  server.stop();
+}
+
 void serve_verb(const ServeFlags& flags) {
   serve::ServerOptions options = options_of(flags);
   // Blocked before any thread starts, because threads inherit it; so the signal waits for sigtimedwait.
@@ -158,6 +178,10 @@ void serve_verb(const ServeFlags& flags) {
   allow_many_open_files();
   HeldPort port(options.host, options.port);  // a taken one is an error now, not when the model has been read
   options.port = port.port();
+  const std::vector<std::string> names = flags.names.empty() ? std::vector{flags.model.model} : flags.names;
+  if (auto texts = served_texts_of(flags.model, flags.kernels, names)) {
+    return serve_texts(*std::move(texts), options, port, ends, flags.drain_s);
+  }
   serve::ServedModel model = loaded(flags);
   const bool on_cpu = model.model->device().is_cpu();
   options.engine.exact = flags.exact || (on_cpu && !flags.no_exact);
@@ -254,8 +278,9 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
 void add_serve(CLI::App& app) {
   auto* verb = app.add_subcommand(
       "serve",
-      "Answer OpenAI's protocol for a model: /v1/chat/completions, /v1/completions, /v1/models. The first line of\n"
-      "stdout is its address. More in docs/serving.md.");
+      "Answer OpenAI's protocol for a model: /v1/chat/completions, /v1/completions, /v1/models; of a model of\n"
+      "embeddings /v1/embeddings, of a reranker /v1/rerank. The first line of stdout is its address. More in\n"
+      "docs/serving.md.");
   auto flags = std::make_shared<ServeFlags>();
   add_base_model_flags(*verb, flags->model);
   flags->model.device = "auto";

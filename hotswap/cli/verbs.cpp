@@ -9,6 +9,8 @@
 
 namespace hotswap {
 
+void add_embed(CLI::App& app);
+
 void add_verbs(CLI::App& app, const std::string& source) {
   app.formatter(std::make_shared<HelpFormat>());  // before the verbs, which take it from here
   app.failure_message([](const CLI::App* line, const CLI::Error& error) {
@@ -19,6 +21,7 @@ void add_verbs(CLI::App& app, const std::string& source) {
   add_chat(app);
   add_generate(app);
   add_score(app);
+  add_embed(app);
   add_train(app);
   add_merge(app);
   add_quantize(app);

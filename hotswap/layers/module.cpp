@@ -10,7 +10,7 @@ namespace hotswap {
 namespace {
 
 std::string below(const std::string& parent, const std::string& name) {
-  return parent.empty() ? name : parent + "." + name;
+  return parent.empty() || name.empty() ? parent + name : parent + "." + name;
 }
 
 }  // namespace

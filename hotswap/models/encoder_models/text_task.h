@@ -1,0 +1,8 @@
+// What a text model is for: hidden states alone, or one of these heads on them.
+#pragma once
+
+namespace hotswap {
+
+enum class TextTask { kBase, kSequenceClassification, kTokenClassification, kMaskedLM };
+
+}  // namespace hotswap
