@@ -27,7 +27,7 @@ struct Config : EncoderConfig {
   RopeParameters global_rope, local_rope;
 };
 
-void read_layer_types(Config& c, const Json& json) {
+void read_local_layers(Config& c, const Json& json) {
   const int64_t period = positive(json, "global_attn_every_n_layers", 3);
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) c.is_local.push_back(i % period != 0);
   if (!json.has("layer_types")) return;
@@ -68,7 +68,7 @@ Config read_config(const Json& json) {
   activation_kind(c.classifier_activation, cat(json.where(), ": classifier_activation"));
   c.window = positive(json, "local_attention", 128) / 2;
   c.cutoff = positive_number(json, "initializer_cutoff_factor", 2);
-  read_layer_types(c, json);
+  read_local_layers(c, json);
   if (c.head_dim() % 2 != 0) {
     throw Error({.kind = ErrorKind::kCorrupt,
                  .wanted = "heads of an even width: rotary embeddings turn pairs",
@@ -187,9 +187,9 @@ class Layer : public Module {
   Linear down_;
 };
 
-class Trunk : public TextTrunk {
+class ModernTrunk : public TextTrunk {
  public:
-  explicit Trunk(const Config& c)
+  explicit ModernTrunk(const Config& c)
       : pad_(c.pad_token_id),
         dropout_(c.hidden_dropout),
         words_(c.vocab_size, c.hidden_size),
@@ -322,7 +322,7 @@ TextParts make(const Json& json, TextTask task) {
   const Config c = read_config(json);
   TextParts parts = encoder_parts(c);
   parts.has_position_table = false;
-  parts.trunk = std::make_unique<Trunk>(c);
+  parts.trunk = std::make_unique<ModernTrunk>(c);
   if (task == TextTask::kSequenceClassification) parts.head = std::make_unique<ClassHead>(c, /*of_text=*/true);
   if (task == TextTask::kTokenClassification) parts.head = std::make_unique<ClassHead>(c, /*of_text=*/false);
   if (task == TextTask::kMaskedLM) parts.head = std::make_unique<MaskedHead>(c, parts.trunk->word_embeddings());

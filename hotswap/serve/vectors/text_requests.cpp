@@ -17,7 +17,7 @@ std::string model_named(RequestBody& body, const ServedTexts& model) {
   throw ApiError(404, cat("The model '", name->substr(0, 120), "' does not exist"), "model", "model_not_found");
 }
 
-std::vector<int64_t> checked_ids(const Json& list, const ServedTexts& model) {
+std::vector<int64_t> ids_of_input(const Json& list, const ServedTexts& model) {
   auto ids = list.as<std::vector<int64_t>>();
   const auto vocab = static_cast<int64_t>(model.encoder->tokenizer().vocab_size());
   const auto wrong = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
@@ -37,10 +37,10 @@ void read_input(RequestBody& body, const ServedTexts& model, EmbeddingRequest& r
   body.guarded("input", [&] {
     const bool is_list = input->is_array() && !input->elements().empty();
     if (is_list && input->elements().front().is_number()) {
-      request.ids.push_back(checked_ids(*input, model));
+      request.ids.push_back(ids_of_input(*input, model));
     } else if (is_list && input->elements().front().is_array()) {
       check_count(input->elements().size());
-      for (const Json& list : input->elements()) request.ids.push_back(checked_ids(list, model));
+      for (const Json& list : input->elements()) request.ids.push_back(ids_of_input(list, model));
     } else {
       const auto texts =
           input->is_array() ? input->as<std::vector<std::string>>() : std::vector{input->as<std::string>()};
