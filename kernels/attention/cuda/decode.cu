@@ -18,14 +18,14 @@ bool is_wide(const Problem& p) {
   return std::max(p.dim, p.value_dim) > (shared_memory() > int64_t{sizeof(DecodeMemory<256, 3>)} ? 256 : 128);
 }
 
-// Values that are the keys' first numbers.
+// Values that are the keys' first elements.
 bool is_one(const Decode& a) {
   const Strides &k = a.k_cache_strides, &v = a.v_cache_strides;
   return a.k_cache == a.v_cache && k.batch == v.batch && k.row == v.row && k.head == v.head &&
          a.problem.value_dim <= a.problem.dim;
 }
 
-// Values that are the keys' first numbers and so many rows that products decide: from three tiles of 16 on.
+// Values that are the keys' first elements and so many rows that products decide: from three tiles of 16 on.
 bool is_latent(const Decode& a) {
   const Problem& p = a.problem;
   return is_wide(p) && is_one(a) && p.heads / p.key_heads * p.query_rows > 2 * kDecodeRows &&

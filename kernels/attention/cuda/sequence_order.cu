@@ -33,7 +33,7 @@ __device__ __forceinline__ BlockSum block_sum(int value, int (&warps)[kOrderThre
 template <bool kOfKeys>
 __global__ void __launch_bounds__(kOrderThreads)
     order_sequences_kernel(const Sequences sequences, const SequenceOrder order, int height, int width, int shift) {
-  __shared__ int places[kOrderThreads], warps[kOrderThreads / 32];
+  __shared__ int added[kOrderThreads], warps[kOrderThreads / 32];
   const int thread = threadIdx.x;
   const auto rows_of = [](const Sequence& s) { return max(0, kOfKeys ? s.key_rows : s.query_rows); };
   // By what its longest tile goes over, the most first; last what has no tile.
@@ -51,14 +51,14 @@ __global__ void __launch_bounds__(kOrderThreads)
     }
     return kOrderThreads - 2 - min(kOrderThreads - 2, steps >> shift);
   };
-  places[thread] = 0;
+  added[thread] = 0;
   __syncthreads();
-  for (int b = thread; b < order.sequences; b += kOrderThreads) atomicAdd(&places[rank_of(b)], 1);
+  for (int b = thread; b < order.sequences; b += kOrderThreads) atomicAdd(&added[rank_of(b)], 1);
   __syncthreads();
-  const int count = places[thread];
-  places[thread] = block_sum(count, warps).sum - count;
+  const int count = added[thread];
+  added[thread] = block_sum(count, warps).sum - count;
   __syncthreads();
-  for (int b = thread; b < order.sequences; b += kOrderThreads) order.number()[atomicAdd(&places[rank_of(b)], 1)] = b;
+  for (int b = thread; b < order.sequences; b += kOrderThreads) order.number()[atomicAdd(&added[rank_of(b)], 1)] = b;
   __syncthreads();
   int before = 0;
   for (int first = 0; first < order.sequences; first += kOrderThreads) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kOrderThreads)
     if (i < order.sequences) order.before()[i] = before + sum.sum - tiles;
     before += sum.all;
   }
-  if (thread == 0) *order.asked() = 0, order.tiles() = before;
+  if (thread == 0) *order.claimed() = 0, order.tiles() = before;
 }
 
 template <bool kOfKeys>

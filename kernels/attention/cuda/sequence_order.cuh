@@ -17,7 +17,7 @@ struct SequenceOrder {
   int sequences;
 
   static int64_t bytes(int64_t batch) { return (2 + 2 * (batch + 1)) * int64_t{sizeof(int)}; }
-  __device__ __forceinline__ int* asked() const { return data; }
+  __device__ __forceinline__ int* claimed() const { return data; }
   __device__ __forceinline__ int& tiles() const { return data[1]; }
   __device__ __forceinline__ int* before() const { return data + 2; }
   __device__ __forceinline__ int* number() const { return data + 2 + sequences; }

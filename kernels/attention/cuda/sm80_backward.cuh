@@ -14,7 +14,7 @@
 namespace attention::gpu {
 
 // kKeysStay: own rows are keys. kFirst: sums dq or dk, kSecond: sums dv; both where registers hold both. Of heads of
-// more than kMaxColumns numbers a block computes a part of so many.
+// more than kMaxColumns elements a block computes a part of so many.
 template <class Number, int kDim_, int kValueDim_, int kWarps_, int kBands_, int kOther_, bool kKeysStay_, bool kFirst_,
           bool kSecond_>
 struct MmaBackwardTraits {
@@ -50,7 +50,7 @@ struct MmaBackwardMemory {
 template <class B>
 struct MmaBackwardJob {
   Sequence s;
-  Sight sight;
+  VisibleRange visible;
   int number, first, rows, head;  // head: of the own rows
   KeyTiles tiles;
 
@@ -63,7 +63,7 @@ struct MmaBackwardJob {
       number = B::kKeysStay ? a.sequences.find_keys(B::kOwn, tile.row_tile, own_tile)
                             : a.sequences.find_queries(B::kOwn, tile.row_tile, own_tile);
     s = a.sequences.at(number, B::kOwn);
-    sight = {s.band, s.query_rows, a.chunk};
+    visible = {s.band, s.query_rows, a.chunk};
     first = own_tile * B::kOwn;
     rows = min(B::kOwn, (B::kKeysStay ? s.key_rows : s.query_rows) - first);
     // Keys that are there but not used: their gradients are zeros, and nobody sees them.
@@ -71,7 +71,7 @@ struct MmaBackwardJob {
     tiles = last < first ? KeyTiles{0, 0, 0, 0} : tiles_of(seen_by(first), seen_by(last), B::kOther);
   }
   __device__ __forceinline__ Span seen_by(int own) const {
-    return B::kKeysStay ? sight.rows_of(own) : sight.keys_of(own);
+    return B::kKeysStay ? visible.rows_of(own) : visible.keys_of(own);
   }
   // Own rows that have gradients other than zeros.
   __device__ __forceinline__ int used_rows() const { return B::kKeysStay ? min(rows, s.band.keys - first) : rows; }
@@ -94,7 +94,7 @@ struct MmaGradients {
     }
     Span seen[2];
     if (masked) seen[0] = job.seen_by(own), seen[1] = job.seen_by(own + 8);
-    const int ahead = B::kKeysStay ? -job.sight.ahead() : job.sight.ahead();
+    const int ahead = B::kKeysStay ? -job.visible.ahead() : job.visible.ahead();
 #pragma unroll
     for (int i = 0; i < B::kOther / 2; ++i) {
       const int r = i / 2 % 2;

@@ -1,4 +1,4 @@
-// Backward by mma.sync, of queries of up to 192 and values of up to 128 numbers: dk and dv together.
+// Backward by mma.sync, of queries of up to 192 and values of up to 128 elements: dk and dv together.
 #include "kernels/attention/cuda/sm80_launch.cuh"
 
 namespace attention::gpu {
@@ -17,7 +17,7 @@ int64_t mma_backward_bytes(const Backward& a) { return MmaBackwardSpace(a.proble
 
 void mma_backward_128(const Backward& a, float* space, Stream stream) {
   const int64_t dim = a.problem.dim, value_dim = a.problem.value_dim;
-  with_numbers(a.problem, [&]<class T>() {
+  with_element_type(a.problem, [&]<class T>() {
     if (dim <= 64 && value_dim <= 64) return backward_of<T, 64, 64, 2, 2>(a, space, stream);
     if (dim <= 128) return backward_of<T, 128, 128, 2, 1>(a, space, stream);
     backward_of<T, 192, 128, 1, 1>(a, space, stream);

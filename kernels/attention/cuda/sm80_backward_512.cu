@@ -1,4 +1,4 @@
-// Backward by mma.sync, of up to 512 numbers: dk and dv by two kernels, since registers hold one of them.
+// Backward by mma.sync, of up to 512 elements: dk and dv by two kernels, since registers hold one of them.
 #include "kernels/attention/cuda/sm80_launch.cuh"
 
 namespace attention::gpu {
@@ -16,7 +16,7 @@ void backward_of(const Backward& a, float* space, Stream stream) {
 
 void mma_backward_512(const Backward& a, float* space, Stream stream) {
   const bool of_256 = a.problem.dim <= 256 && a.problem.value_dim <= 256;
-  with_numbers(a.problem, [&]<class T>() {
+  with_element_type(a.problem, [&]<class T>() {
     of_256 ? backward_of<T, 256, 4, 32, 64>(a, space, stream) : backward_of<T, 512, 2, 16, 16>(a, space, stream);
   });
 }

@@ -13,7 +13,7 @@ namespace attention::gpu {
 
 template <int kDim, int kStages>
 struct DecodeMemory {
-  using Rows = uint16_t[kDim / 64][kDecodeKeys][64];  // 64 numbers of each row, then the next 64
+  using Rows = uint16_t[kDim / 64][kDecodeKeys][64];  // 64 elements of each row, then the next 64
   Rows stages[kDecodeWarps][kStages][2];              // of each warp, keys and values
   alignas(16) float max[kDecodeWarps][kDecodeRows], sums[kDecodeWarps][kDecodeRows];
 
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   const Span chunks = part.chunks<>(a);
   RowSoftmax softmax(a.score_scale);
   w.run(softmax, chunks.first, chunks.end);
-  // The warps' results together. Rows of a little more than kDim numbers: without bank conflicts.
+  // The warps' results together. Rows of a little more than kDim elements: without bank conflicts.
   auto &max = m.max, &sums = m.sums;
   using Sums = float[kDecodeRows][kDim + 8];
   __syncthreads();
@@ -152,12 +152,12 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
   // Eight threads a row.
   const int r = threadIdx.x / 8;
   if (row + r < rows) {
-    float largest = max[0][r], sum = 0.f, factor[kDecodeWarps];
+    float row_max = max[0][r], sum = 0.f, factor[kDecodeWarps];
 #pragma unroll
-    for (int i = 1; i < kDecodeWarps; ++i) largest = fmaxf(largest, max[i][r]);
+    for (int i = 1; i < kDecodeWarps; ++i) row_max = fmaxf(row_max, max[i][r]);
 #pragma unroll
     for (int i = 0; i < kDecodeWarps; ++i) {
-      factor[i] = max[i][r] == -INFINITY ? 0.f : exp2_approx(max[i][r] - largest);
+      factor[i] = max[i][r] == -INFINITY ? 0.f : exp2_approx(max[i][r] - row_max);
       sum += factor[i] * sums[i][r];
     }
     const OutRow to(a, part.batch, part.key_head, row + r);
@@ -165,9 +165,9 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
     float lse, divide;
     if (a.part_out != nullptr) {  // without the sink: that is the whole row's
       divide = sum == 0.f ? 0.f : rcp_approx(sum);
-      if (first == 0) a.part_lse[to.lse * a.splits + part.split] = sum == 0.f ? -INFINITY : largest + log2f(sum);
+      if (first == 0) a.part_lse[to.lse * a.splits + part.split] = sum == 0.f ? -INFINITY : row_max + log2f(sum);
     } else {
-      divide = finish_row(a, to.head, largest, sum, lse);
+      divide = finish_row(a, to.head, row_max, sum, lse);
       if (first == 0 && a.lse != nullptr) a.lse[to.lse] = lse;
     }
 #pragma unroll
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(32 * kDecodeWarps, kDim <= 64    ? 3
 #endif
 }
 
-// A row's parts added, where there are fewer than 32: a warp for each 128 numbers of a row, four of a lane.
+// A row's parts added, where there are fewer than 32: a warp for each 128 elements of a row, four of a lane.
 constexpr int kCombineWarps = 8;
 
 template <class T>
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(32 * kCombineWarps)
       pack_pair<T>(total[0] * divide, total[1] * divide), pack_pair<T>(total[2] * divide, total[3] * divide));
 }
 
-// The same for up to kMaxParts: a block for each kColumns numbers of a row, of whose threads kSlots go through the
+// The same for up to kMaxParts: a block for each kColumns elements of a row, of whose threads kSlots go through the
 // parts side by side.
 constexpr int kMaxParts = 512;
 

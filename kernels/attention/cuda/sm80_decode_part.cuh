@@ -51,7 +51,7 @@ struct DecodePart {
     launch_dependents();
     length = a.lengths[batch], total = length < 0 ? 0 : min(length + a.new_rows, a.key_rows);
   }
-  __device__ __forceinline__ Sight sight(const DecodeArguments& a) const {
+  __device__ __forceinline__ VisibleRange visible(const DecodeArguments& a) const {
     return {band_of(a.query_rows, total, a.left, a.right), a.query_rows, a.chunk};
   }
   // Where a chunk of kDecodeKeys keys lies: the first index of the cache. A chunk of new keys alone: anywhere.
@@ -70,7 +70,7 @@ struct DecodePart {
   template <int kRows = kDecodeRows>  // of a block
   __device__ __forceinline__ Span chunks(const DecodeArguments& a) const {
     if (total == 0) return {0, 0};
-    const Sight all = sight(a);
+    const VisibleRange all = visible(a);
     const int row = row_tile * kRows, rows = a.group * a.query_rows;
     const KeyTiles seen =
         tiles_of(all.keys_of(a.by_group(row)), all.keys_of(a.by_group(min(row + kRows, rows) - 1)), kDecodeKeys);
@@ -86,9 +86,9 @@ struct DecodeRows {
   Span seen[2];
 
   __device__ __forceinline__ DecodeRows(const DecodeArguments& a, const DecodePart& part) : part(part) {
-    const Sight sight = part.sight(a);
+    const VisibleRange visible = part.visible(a);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) seen[r] = sight.keys_of(a.by_group(first_row() + 8 * r));
+    for (int r = 0; r < 2; ++r) seen[r] = visible.keys_of(a.by_group(first_row() + 8 * r));
   }
   __device__ __forceinline__ int first_row() const {
     return part.row_tile * kRows + int(threadIdx.x) % (2 * kRows) / 32 * 16 + int(threadIdx.x) % 32 / 4;
@@ -130,7 +130,7 @@ struct DecodeRows {
 };
 
 // Starts to copy a chunk of keys or values, by kThreads threads of which this is number `thread`; zeros behind the
-// last. kRow, kPanel: numbers from row to row, and from 64 of its numbers to the next 64.
+// last. kRow, kPanel: elements from row to row, and from 64 of its elements to the next 64.
 template <class T, int kThreads, int kPanels, int kRow, int kPanel>
 __device__ __forceinline__ void start_chunk(const DecodeArguments& a, const DecodePart& part, const Cache& c,
                                             uint16_t* to, int chunk, int page, int thread) {
@@ -142,11 +142,11 @@ __device__ __forceinline__ void start_chunk(const DecodeArguments& a, const Deco
   for (int pass = 0; pass < kDecodeKeys / kAtOnce; ++pass) {
     const int row = pass * kAtOnce + thread / kLanes, key = chunk * kDecodeKeys + row;
     const T* from = key < part.length ? data + (first + row) * c.row : fresh + (key - part.length) * c.fresh_row;
-    const int numbers = key < part.total ? c.dim - 8 * piece : 0;  // from the thread's first ones on
-    if (numbers <= 0) from = static_cast<const T*>(c.data);
+    const int elements = key < part.total ? c.dim - 8 * piece : 0;  // from the thread's first ones on
+    if (elements <= 0) from = static_cast<const T*>(c.data);
     uint16_t* place = to + row * kRow + (piece ^ row % 8) * 8;
 #pragma unroll
-    for (int i = 0; i < kPanels; ++i) cp_async(place + kPanel * i, from + 8 * piece + 64 * i, 64 * i >= numbers);
+    for (int i = 0; i < kPanels; ++i) cp_async(place + kPanel * i, from + 8 * piece + 64 * i, 64 * i >= elements);
   }
 }
 
@@ -156,14 +156,14 @@ template <class T, int kPanels, int kRow, int kPanel>
 __device__ __forceinline__ void start_queries(const DecodeArguments& a, const DecodePart& part, uint16_t* to) {
   const int at = threadIdx.x / 8, piece = threadIdx.x % 8, row = part.row_tile * kDecodeRows + at;
   const int query_row = a.by_group(row);
-  const int numbers = row < a.group * a.query_rows ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
+  const int elements = row < a.group * a.query_rows ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
   const T* none = static_cast<const T*>(a.q);
   const T* from = none + part.batch * a.q_batch + query_row * a.q_row +
                   (part.key_head * a.group + row - query_row * a.group) * a.q_head + 8 * piece;
   uint16_t* place = to + at * kRow + (piece ^ at % 8) * 8;
 #pragma unroll
   for (int i = 0; i < kPanels; ++i)
-    cp_async(place + kPanel * i, 64 * i < numbers ? from + 64 * i : none, 64 * i >= numbers);
+    cp_async(place + kPanel * i, 64 * i < elements ? from + 64 * i : none, 64 * i >= elements);
 }
 
 // The new keys or values to their place in the cache. Nobody reads them there in this launch.
@@ -210,7 +210,7 @@ __device__ __forceinline__ float finish_row(const DecodeArguments& a, int head, 
   return sum == 0.f ? 0.f : shrink * rcp_approx(sum);
 }
 
-// Outputs of a block in which each of some workers, `number` from 0 on, has kColumns columns of all rows and the sums
+// Outputs of a block in which each of some consumers, `number` from 0 on, has kColumns columns of all rows and the sums
 // of all weights. A thread has the rows first_row + lane / 4 and 8 further on, and pairs of columns, as products give
 // them.
 template <class T, int kColumns>

@@ -1,9 +1,9 @@
 // Decode of heads of more than 256 elements, up to 576 with values of up to 512. 16 rows of so many sums are more than
 // a warp's registers: here a block's four warps go through the same keys together, 16 at a time. Of scores each
-// multiplies a quarter of the numbers, and all add the quarters up, in one order, so that they hold the same weights;
+// multiplies a quarter of the elements, and all add the quarters up, in one order, so that they hold the same weights;
 // of the outputs each has a quarter of the columns.
 //
-// Latent attention (MLA): the values are the first numbers of the keys, and lie in memory once. Then they are read
+// Latent attention (MLA): the values are the first elements of the keys, and lie in memory once. Then they are read
 // once.
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace attention::gpu {
 
-// kOne: values are the keys' first numbers. kStages: chunks in shared memory. kChunks: so many are computed at a time,
+// kOne: values are the keys' first elements. kStages: chunks in shared memory. kChunks: so many are computed at a time,
 // of which one waits for another's scores once.
 template <class Number, bool kOne_, int kStages_, int kChunks_>
 struct DecodeWideTraits {

@@ -10,7 +10,7 @@
 namespace attention::gpu {
 
 // kDim, kValueDim: multiples of 64; the rest of a smaller head is zeros. Wider values are computed in parts of
-// kValueDim numbers, by blocks of their own that compute the same weights again.
+// kValueDim elements, by blocks of their own that compute the same weights again.
 template <class Number, int kDim_, int kValueDim_, int kWarps_, int kBands_, int kKeys_>
 struct MmaForwardTraits {
   using T = Number;
@@ -52,20 +52,21 @@ struct MmaForwardMemory {
 
 // Two rows' scores of one band, whose first row is `row` and first key `key`: tanh, slopes, and where masked -infinity.
 template <int N>
-__device__ __forceinline__ void finish_scores(float (&s)[N], const MmaScores& scores, float slope, const Sight& sight,
-                                              int row, int key, bool masked) {
+__device__ __forceinline__ void finish_scores(float (&s)[N], const MmaScores& scores, float slope,
+                                              const VisibleRange& visible, int row, int key, bool masked) {
   if (scores.cap_scale > 0) {
 #pragma unroll
     for (float& f : s) f = tanh_approx(f * scores.cap_scale);
   }
   if (scores.slopes != nullptr) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) s[i] -= slope * fabsf(float(row + i / 2 % 2 * 8 + sight.ahead() - key - column_of(i)));
+    for (int i = 0; i < N; ++i)
+      s[i] -= slope * fabsf(float(row + i / 2 % 2 * 8 + visible.ahead() - key - column_of(i)));
   }
   if (!masked) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const Span seen = sight.keys_of(row + 8 * r);
+    const Span seen = visible.keys_of(row + 8 * r);
     const int before = seen.first - key, after = seen.end - key;
 #pragma unroll
     for (int i = 0; i < N; ++i)
@@ -84,10 +85,10 @@ __global__ void __launch_bounds__(F::kThreads, 2) mma_forward_kernel(const __gri
   int number = tile.head / a.heads, row_tile = tile.row_tile;
   if (a.sequences.packed()) number = a.sequences.find_queries(F::kRows, tile.row_tile, row_tile);
   const Sequence s = a.sequences.at(number, F::kRows);
-  const Sight sight{s.band, s.query_rows, a.chunk};
+  const VisibleRange visible{s.band, s.query_rows, a.chunk};
   const int first = row_tile * F::kRows, rows = min(F::kRows, s.query_rows - first), head = tile.head % a.heads;
   if (rows <= 0) return;
-  const KeyTiles tiles = tiles_of(sight.keys_of(first), sight.keys_of(first + rows - 1), F::kKeys);
+  const KeyTiles tiles = tiles_of(visible.keys_of(first), visible.keys_of(first + rows - 1), F::kKeys);
 
   const T* k = a.k.at<T>(s.batch, s.key_row, head / a.group);
   const T* v = a.v.at<T>(s.batch, s.key_row, head / a.group) + part * F::kValueDim;
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(F::kThreads, 2) mma_forward_kernel(const __gri
     const bool masked = t < tiles.first_whole || t >= tiles.end_whole;
 #pragma unroll
     for (int b = 0; b < F::kBands; ++b) {
-      finish_scores(scores[b], a.scores, slope, sight, first + warp_row + 16 * b + lane / 4,
+      finish_scores(scores[b], a.scores, slope, visible, first + warp_row + 16 * b + lane / 4,
                     t * F::kKeys + lane % 4 * 2, masked);
       float shrink[2];
       softmax[b].add(scores[b], shrink);

@@ -125,7 +125,7 @@ void launch_mma_backward(const Backward& a, const float* space, Stream stream) {
 
 // fn with the number type.
 template <class Fn>
-void with_numbers(const Problem& p, const Fn& fn) {
+void with_element_type(const Problem& p, const Fn& fn) {
   p.dtype == DType::kBFloat16 ? fn.template operator()<BFloat16>() : fn.template operator()<Half>();
 }
 

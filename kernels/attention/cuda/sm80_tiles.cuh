@@ -35,7 +35,7 @@ __device__ __forceinline__ int place_of(int i, int odd, int swizzle) {
   return ((i % 4 * 2 + odd) ^ swizzle) * 8 + i / 4 * 64;
 }
 
-// Starts to copy rows, of which so many are there, and of each so many numbers: the rest becomes zeros. All threads.
+// Starts to copy rows, of which so many are there, and of each so many elements: the rest becomes zeros. All threads.
 template <int kThreads, class T, int kRows, int kDim>
 __device__ __forceinline__ void start_rows(uint16_t (&tile)[kRows][kDim], const T* from, int64_t stride, int rows,
                                            int dim) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void add_by_rows(float (&sum)[kBands][kOther / 2], co
   }
 }
 
-// sum += own numbers of 16 bits in registers [own, other] times kColumns columns of the other rows, from a multiple of
+// sum += own elements of 16 bits in registers [own, other] times kColumns columns of the other rows, from a multiple of
 // 64 on.
 template <class T, int kColumns, int kBands, int kOther, int kDim>
 __device__ __forceinline__ void add_by_columns(float (&sum)[kBands][kColumns / 2],
@@ -108,7 +108,7 @@ __device__ __forceinline__ void round_sums(uint32_t (&rounded)[kBands][kHalf / 8
 }
 
 // A warp's sums, each row times its factor (0: zeros, whatever the sums hold), to memory, by way of its own rows of a
-// tile that nobody else reads. Row r of the warp goes to to + r * stride, so many rows and so many numbers of each.
+// tile that nobody else reads. Row r of the warp goes to to + r * stride, so many rows and so many elements of each.
 template <class T, int kBands, int kHalf, int kOwn, int kDim>
 __device__ __forceinline__ void store_sums(const float (&sum)[kBands][kHalf], const float (&factor)[kBands][2],
                                            uint16_t (&tile)[kOwn][kDim], int first, T* to, int64_t stride, int rows,

@@ -25,15 +25,15 @@ __global__ void __launch_bounds__(B::kThreads, 1) backward_kernel(const __grid_c
   find_job<B>(a, m);
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    setmaxnreg_dec<B::kLoaderRegisters>();
+    setmaxnreg_dec<B::kProducerRegisters>();
     const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
     if (threadIdx.x == 0)
       load_steps<B>(a, m);
-    else if (1 <= warp && warp <= B::kWorkers && threadIdx.x % 32 == 0)
+    else if (1 <= warp && warp <= B::kConsumers && threadIdx.x % 32 == 0)
       add_sums<B>(a, m, warp - 1);
   } else {
-    setmaxnreg_inc<B::kWorkerRegisters>();
-    BackwardWorker<B>{a, m}.run();
+    setmaxnreg_inc<B::kConsumerRegisters>();
+    BackwardConsumer<B>{a, m}.run();
   }
 #endif
 }

@@ -16,7 +16,7 @@ __device__ __forceinline__ void add_in_memory(float* to, float4 v) {
 }
 
 // Everything that is fixed when a kernel is compiled. kDim: 64 or 128; the rest of a smaller head is zeros, which
-// TMA fills in. Query tiles are so high that a tile of them has 8192 numbers.
+// TMA fills in. Query tiles are so high that a tile of them has 8192 elements.
 template <class Number, int kDim_, bool kLeft_, bool kSoftcap_>
 struct BackwardTraits {
   using T = Number;
@@ -24,17 +24,17 @@ struct BackwardTraits {
       BackwardTraits<Number, kDim_, false, false>;  // of the kernels over rows, which do not depend on the rest
   static constexpr int kDim = kDim_, kValueDim = kDim;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
-  static constexpr int kRows = 8192 / kDim, kKeys = 128, kWorkers = 2, kPanels = kDim / 64;
+  static constexpr int kRows = 8192 / kDim, kKeys = 128, kConsumers = 2, kPanels = kDim / 64;
   static constexpr int kBlocks = 1;
-  static constexpr int kPlaces = kWorkers;  // each adds to a part of dq of its own
+  static constexpr int kAdded = kConsumers;  // each adds to a part of dq of its own
   static constexpr int kQueryBox = kRows, kKeyBox = kKeys;
   static constexpr int kStages = 2;  // of queries and dout: step i has number i % 2
   static constexpr int kDxStages = 3;
   // dx is computed from p as it is rounded: scores of 128 rows do not stay in registers beside dp. (Where they must,
   // with a softcap, the compiler gives up running products beside anything.)
   static constexpr bool kRoundedP = kRows == 128 && !kSoftcap;
-  static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
-  static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 };
 
 // The work space is divided by heads, then by slots of query tiles (tiles.h), then as said here.
@@ -43,7 +43,7 @@ struct BackwardArguments {
   void *dk, *dv;
   const float* statistics;  // [2][kRows]: lse in exponents of two, infinity where a row sees nothing; delta
   float* dq;                // [kRows * kDim]: warpgroups' sums, as their threads hold them (backward_finish_kernel)
-  int* places;              // [kPlaces]: key tiles that have added to a worker's dq; null: they add in any order
+  int* added;               // [kAdded]: key tiles that have added to a consumer's dq; null: they add in any order
   int* counter;             // of blocks that have begun, where there are places
   Sequences sequences;
   TileOrder order;       // of key tiles
@@ -69,24 +69,24 @@ struct BackwardMemory {
   uint16_t v[B::kPanels][B::kKeys][64];
   uint16_t q[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dout[B::kStages][B::kPanels][B::kRows][64];
-  uint16_t dx[B::kDxStages][B::kWorkers][B::kRows][64];  // [query, key] of a worker's keys
-  float dq[B::kWorkers][4096];
+  uint16_t dx[B::kDxStages][B::kConsumers][B::kRows][64];  // [query, key] of a consumer's keys
+  float dq[B::kConsumers][4096];
   float statistics[B::kStages][2][B::kRows];
   Mbarrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kStages], dout_free[B::kStages];
   Mbarrier k_full, v_full, dx_full[B::kDxStages];
-  Mbarrier dq_full[B::kWorkers], dq_free[B::kWorkers];
+  Mbarrier dq_full[B::kConsumers], dq_free[B::kConsumers];
   int index;
-  BackwardJob job;  // here and not in registers, of which the workers have none to spare
+  BackwardJob job;  // here and not in registers, of which the consumers have none to spare
 
-  __device__ void init() {                   // one thread
-    constexpr int kWarps = 4 * B::kWorkers;  // a warp says for itself that it is done with a buffer
+  __device__ void init() {                     // one thread
+    constexpr int kWarps = 4 * B::kConsumers;  // a warp says for itself that it is done with a buffer
     for (int i = 0; i < B::kStages; ++i) {
       q_full[i].init(1), q_free[i].init(kWarps);
       dout_full[i].init(1), dout_free[i].init(kWarps);
     }
     k_full.init(1), v_full.init(1);
     for (Mbarrier& b : dx_full) b.init(kWarps);
-    for (int i = 0; i < B::kWorkers; ++i) dq_full[i].init(4), dq_free[i].init(1);
+    for (int i = 0; i < B::kConsumers; ++i) dq_full[i].init(4), dq_free[i].init(1);
     fence_mbarrier_init();
   }
 };

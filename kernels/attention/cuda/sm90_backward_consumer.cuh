@@ -20,7 +20,7 @@
 namespace attention::gpu {
 
 template <class B>
-struct BackwardWorker {
+struct BackwardConsumer {
   using T = typename B::T;
   static constexpr int kBothBarrier = 1, kOwnBarrier = 2, kTurnBarrier = 4;  // numbers of barriers
 
@@ -32,7 +32,7 @@ struct BackwardWorker {
   float dk[B::kDim / 2] = {}, dv[B::kDim / 2] = {};  // 64 keys
   float scores[B::kRows / 2], dp[B::kRows / 2];      // 64 keys of query rows
   uint32_t p[B::kRows / 16][4], dx[B::kRows / 16][4];
-  // 64 query rows of 64 numbers: of a tile of 64 rows half of the numbers, of one of 128 half of the rows.
+  // 64 query rows of 64 elements: of a tile of 64 rows half of the elements, of one of 128 half of the rows.
   float dq[32];
   PipelineState<B::kDxStages> dx_stage;
 
@@ -169,7 +169,7 @@ struct BackwardWorker {
     __syncwarp();
     if (lane == 0) m.dx_full[dx_stage.index].arrive();
 
-    barrier_wait(kTurnBarrier + number, B::kWorkers * kWarpgroup);
+    barrier_wait(kTurnBarrier + number, B::kConsumers * kWarpgroup);
     start_by_rows(dv, p, m.dout[stage]);
     start_by_rows(dk, dx, m.q[stage]);
     start_dq();  // the first one is of nothing, and nobody looks: products run on only where none is conditional
@@ -177,7 +177,7 @@ struct BackwardWorker {
     wgmma_wait<1>();
     free(m.dout_free[stage]);
     start_scores(stage ^ 1);  // where there are no more, likewise
-    barrier_arrive(kTurnBarrier + 1 - number, B::kWorkers * kWarpgroup);
+    barrier_arrive(kTurnBarrier + 1 - number, B::kConsumers * kWarpgroup);
     wgmma_wait<1>();
     wgmma_fence_operand(dq);
     if (i > 0) give_dq(i - 1);
@@ -187,13 +187,13 @@ struct BackwardWorker {
   // Packed sequences: behind a sequence's last key may be anything, and NaN would survive being multiplied by 0.
   __device__ __forceinline__ void clear_behind(int keys) {
     const int thread = threadIdx.x - kWarpgroup;
-    for (int i = keys * 8 + thread; i < B::kKeys * 8; i += B::kWorkers * kWarpgroup) {
+    for (int i = keys * 8 + thread; i < B::kKeys * 8; i += B::kConsumers * kWarpgroup) {
 #pragma unroll
       for (int p = 0; p < B::kPanels; ++p)
         reinterpret_cast<uint4*>(m.k[p])[i] = reinterpret_cast<uint4*>(m.v[p])[i] = make_uint4(0, 0, 0, 0);
     }
     fence_proxy_async_shared();
-    barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, B::kConsumers * kWarpgroup);
   }
 
   // 64 rows of dk or dv, by way of the values' rows of this warpgroup, which only it has read.
@@ -228,7 +228,7 @@ struct BackwardWorker {
       m.k_full.wait(0), m.v_full.wait(0);
       const int keys = m.job.sequence.band.keys - m.job.key_tile * B::kKeys;
       if (a.sequences.packed() && keys < B::kKeys) clear_behind(keys);
-      if (number == 1) barrier_arrive(kTurnBarrier, B::kWorkers * kWarpgroup);  // the first turn is the first one's
+      if (number == 1) barrier_arrive(kTurnBarrier, B::kConsumers * kWarpgroup);  // the first turn is the first one's
       m.q_full[0].wait(0);
       start_scores(0);
       int tile = m.job.queries.first;

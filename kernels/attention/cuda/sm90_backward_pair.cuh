@@ -29,17 +29,17 @@ __global__ void __launch_bounds__(B::kThreads, 1) pair_backward_kernel(const __g
   __syncthreads();
   const int number = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);  // so that the compiler knows: a warp agrees
   if (number == 0) {
-    setmaxnreg_dec<B::kLoaderRegisters>();
+    setmaxnreg_dec<B::kProducerRegisters>();
     const int warp = __shfl_sync(kAllLanes, threadIdx.x / 32, 0);
     if (threadIdx.x == 0) load_pair_steps<B>(a, m);
-    if (a.places != nullptr && 1 <= warp && warp <= B::kWorkers && threadIdx.x % 32 == 0)
-      keep_places<B>(a, m, warp - 1);
+    if (a.added != nullptr && 1 <= warp && warp <= B::kConsumers && threadIdx.x % 32 == 0)
+      keep_added<B>(a, m, warp - 1);
   } else {
-    setmaxnreg_inc<B::kWorkerRegisters>();
+    setmaxnreg_inc<B::kConsumerRegisters>();
     if (number == 1)
-      PairWorker<B, 0>{a, m}.run();
+      PairConsumer<B, 0>{a, m}.run();
     else
-      PairWorker<B, 1>{a, m}.run();
+      PairConsumer<B, 1>{a, m}.run();
   }
   cluster_sync();  // the other block may still arrive at this one's barriers
 #endif

@@ -15,21 +15,21 @@ struct PairTraits {
   using T = Number;
   using Rows = PairTraits;
   static constexpr int kDim = kDim_, kValueDim = kValueDim_, kPanels = kDim / 64, kValuePanels = kValueDim / 64;
-  static constexpr int kBlocks = 2, kRows = 64, kOwnKeys = 64, kKeys = kBlocks * kOwnKeys, kWorkers = 2;
+  static constexpr int kBlocks = 2, kRows = 64, kOwnKeys = 64, kKeys = kBlocks * kOwnKeys, kConsumers = 2;
   static constexpr int kStages = 2, kDxStages = 2;        // of queries and of dx: step i has number i % 2
   static constexpr int kDoutStages = kDim > 192 ? 1 : 2;  // as there is memory for
-  static constexpr int kPlaces = kBlocks * kWorkers;      // each adds to columns of dq of its own
+  static constexpr int kAdded = kBlocks * kConsumers;     // each adds to columns of dq of its own
   static constexpr int kQueryBox = kRows / kBlocks;       // rows that one block loads, for both
   static constexpr int kKeyBox = kOwnKeys;
   static constexpr bool kKeysInRegisters = kDim <= 192;  // and values: as far as they fit beside the sums
-  static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
-  static constexpr int kLoaderRegisters = 24, kWorkerRegisters = 240;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
-  // A worker's columns of dq: a quarter, in steps of 32.
-  static constexpr int dq_columns(int worker) { return kDim == 192 && worker == 1 ? 32 : 64; }
-  __device__ static int first_dq_column(int rank, int worker) {
-    if (kDim == 192) return worker == 0 ? 64 * rank : 128 + 32 * rank;
-    return 128 * rank + 64 * worker;
+  // A consumer's columns of dq: a quarter, in steps of 32.
+  static constexpr int dq_columns(int consumer) { return kDim == 192 && consumer == 1 ? 32 : 64; }
+  __device__ static int first_dq_column(int rank, int consumer) {
+    if (kDim == 192) return consumer == 0 ? 64 * rank : 128 + 32 * rank;
+    return 128 * rank + 64 * consumer;
   }
 };
 
@@ -46,24 +46,25 @@ template <class B>
 struct PairMemory {
   uint16_t k[B::kPanels][B::kOwnKeys][64];
   uint16_t v[B::kValuePanels][B::kOwnKeys][64];
-  uint16_t other_k[B::kWorkers][B::kOwnKeys][64];  // the other block's keys, of the panel of a worker's columns of dq
+  uint16_t other_k[B::kConsumers][B::kOwnKeys]
+                  [64];  // the other block's keys, of the panel of a consumer's columns of dq
   uint16_t q[B::kStages][B::kPanels][B::kRows][64];
   uint16_t dout[B::kDoutStages][B::kValuePanels][B::kRows][64];
   uint16_t dx[B::kDxStages][B::kBlocks][B::kRows][64];  // [query, key]: of own keys, then of the other block's
-  uint4 factors[B::kRows / 16][kWarpgroup];             // from the first worker to the second, thread by thread
+  uint4 factors[B::kRows / 16][kWarpgroup];             // from the first consumer to the second, thread by thread
   float lse[B::kStages][B::kRows], delta[B::kDoutStages][B::kRows];
   Mbarrier q_full[B::kStages], q_free[B::kStages], dout_full[B::kDoutStages], dout_free[B::kDoutStages];
   Mbarrier k_full, v_full, dx_full[B::kDxStages], dx_free[B::kDxStages];
-  Mbarrier may_add[B::kWorkers], has_added[B::kWorkers];
+  Mbarrier may_add[B::kConsumers], has_added[B::kConsumers];
   int index;
-  PairJob job;  // here and not in registers, of which the workers have none to spare
+  PairJob job;  // here and not in registers, of which the consumers have none to spare
 
-  __device__ void init() {                                // one thread
-    constexpr int kWarps = 4 * B::kWorkers * B::kBlocks;  // a warp says for itself, and to both, what it is done with
+  __device__ void init() {                                  // one thread
+    constexpr int kWarps = 4 * B::kConsumers * B::kBlocks;  // a warp says for itself, and to both, what it is done with
     for (int i = 0; i < B::kStages; ++i) q_full[i].init(1), q_free[i].init(kWarps);
     for (int i = 0; i < B::kDoutStages; ++i) dout_full[i].init(1), dout_free[i].init(kWarps);
     for (int i = 0; i < B::kDxStages; ++i) dx_full[i].init(1), dx_free[i].init(kWarps);
-    for (int i = 0; i < B::kWorkers; ++i) may_add[i].init(1), has_added[i].init(4);
+    for (int i = 0; i < B::kConsumers; ++i) may_add[i].init(1), has_added[i].init(4);
     k_full.init(1), v_full.init(1);
     fence_mbarrier_init();
   }

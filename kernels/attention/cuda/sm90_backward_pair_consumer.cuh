@@ -3,8 +3,8 @@
 //   the second   dp = v dout     dx    dk += dx q
 // with the block's own keys as rows, so that p and dx are, rounded, A operands where they lie, in registers. What dx is
 // made of beside dp, the second gets from the first thread by thread. dq = dx k goes over the keys of both blocks: each
-// sends its dx to the other one, and each worker computes columns of its own, one step later, when dx of both has long
-// been there.
+// sends its dx to the other one, and each consumer computes columns of its own, one step later, when dx of both has
+// long been there.
 #pragma once
 
 #include "kernels/attention/cuda/sm90_backward_pair_block.cuh"
@@ -18,7 +18,7 @@
 namespace attention::gpu {
 
 template <class B, int kNumber>
-struct PairWorker {
+struct PairConsumer {
   using T = typename B::T;
   static constexpr bool kScores = kNumber == 0;
   static constexpr int kColumns = kScores ? B::kValueDim : B::kDim, kDqColumns = B::dq_columns(kNumber);
@@ -97,7 +97,7 @@ struct PairWorker {
     wgmma_commit();
   }
 
-  // p of scores, and for the other worker what dp - delta is to be multiplied by, rounded.
+  // p of scores, and for the other consumer what dp - delta is to be multiplied by, rounded.
   template <bool kMasked, bool kCapped>
   __device__ __forceinline__ void compute_p(int stage, int tile) {
     int from[2], to[2];  // query rows of the tile that see the thread's two keys
@@ -164,16 +164,16 @@ struct PairWorker {
     bulk_copy_cluster(1 - rank, dx[1], dx[0], sizeof(dx[0]), m.dx_full[stage]);
   }
 
-  // dq of step number i, of a head and a tile: added in L2, [column / 8][thread] four numbers. Deterministic: when a
-  // thread of the loader's warpgroup says so (keep_places).
+  // dq of step number i, of a head and a tile: added in L2, [column / 8][thread] four elements. Deterministic: when a
+  // thread of the producer's warpgroup says so (keep_added).
   __device__ __forceinline__ void add_dq(int i, int head, int tile) {
     const int64_t at = int64_t{head} * a.query_slots + m.job.sequence.first_query_slot + tile;
     float* to = a.dq + at * (B::kRows * B::kDim) + B::first_dq_column(rank, kNumber) * B::kRows + thread * 4;
-    if (a.places != nullptr) m.may_add[kNumber].wait(i % 2);
+    if (a.added != nullptr) m.may_add[kNumber].wait(i % 2);
 #pragma unroll
     for (int j = 0; j < kDqColumns / 8; ++j)
       add_in_memory(to + j * kWarpgroup * 4, make_float4(dq[4 * j], dq[4 * j + 1], dq[4 * j + 2], dq[4 * j + 3]));
-    if (a.places == nullptr) return;
+    if (a.added == nullptr) return;
     __syncwarp();
     if (lane == 0) m.has_added[kNumber].arrive();
   }
@@ -250,13 +250,13 @@ struct PairWorker {
     const int keys = m.job.sequence.band.keys - m.job.key_tile * B::kKeys;
     const auto clear = [&](auto& panels, int of_block) {
       for (int i = max(0, keys - B::kOwnKeys * of_block) * 8 + int(threadIdx.x) - kWarpgroup; i < B::kOwnKeys * 8;
-           i += B::kWorkers * kWarpgroup) {
+           i += B::kConsumers * kWarpgroup) {
         for (auto& panel : panels) reinterpret_cast<uint4*>(panel)[i] = make_uint4(0, 0, 0, 0);
       }
     };
     clear(m.k, rank), clear(m.v, rank), clear(m.other_k, 1 - rank);
     fence_proxy_async_shared();
-    barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, B::kConsumers * kWarpgroup);
   }
 
   // 64 rows of dv or dk, by way of memory that was dout's or the queries'.
@@ -312,7 +312,7 @@ struct PairWorker {
       add_dq(steps - 1, head, tile);
       wgmma_fence_operand(sum);
     }
-    barrier_wait(kBothBarrier, B::kWorkers * kWarpgroup);  // nobody's products read what is stored through
+    barrier_wait(kBothBarrier, B::kConsumers * kWarpgroup);  // nobody's products read what is stored through
     store();
   }
 };

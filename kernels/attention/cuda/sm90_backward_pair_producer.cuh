@@ -16,7 +16,7 @@ __device__ __forceinline__ void load_pair_keys(const BackwardArguments& a, PairM
 #pragma unroll
   for (int p = 0; p < B::kPanels; ++p) tma_load(m.k[p], a.k, m.k_full, 64 * p, own, job.key_head, s.batch);
 #pragma unroll
-  for (int w = 0; w < B::kWorkers; ++w)
+  for (int w = 0; w < B::kConsumers; ++w)
     tma_load(m.other_k[w], a.k, m.k_full, B::first_dq_column(rank, w) / 64 * 64, other, job.key_head, s.batch);
   m.v_full.arrive_expect_tx(sizeof(m.v));
 #pragma unroll
@@ -61,26 +61,26 @@ __device__ __forceinline__ void load_pair_steps(const BackwardArguments& a, Pair
   }
 }
 
-// One thread for each worker, where gradients have the same bits each time: pairs add to a query tile from the last
+// One thread for each consumer, where gradients have the same bits each time: pairs add to a query tile from the last
 // keys to the first. A pair is at a tile two steps after the pair of the keys behind its own, and few wait for long
 // (sm90_backward_block.cuh: who is waited for has begun).
 template <class B>
-__device__ __forceinline__ void keep_places(const BackwardArguments& a, PairMemory<B>& m, int worker) {
+__device__ __forceinline__ void keep_added(const BackwardArguments& a, PairMemory<B>& m, int consumer) {
   const PairJob& job = m.job;
   const int rank = int(cluster_ctarank()), steps = job.steps() * a.group;
   int head = job.key_head * a.group, tile = job.queries.first;
 #pragma unroll 1  // in few registers
   for (int i = 0; i < steps; ++i) {
     const int64_t at = int64_t{head} * a.query_slots + job.sequence.first_query_slot + tile;
-    int* place = a.places + at * B::kPlaces + B::kWorkers * rank + worker;
+    int* place = a.added + at * B::kAdded + B::kConsumers * rank + consumer;
     const int row = tile * B::kRows, end = min(row + B::kRows, job.sequence.query_rows);
     const int before = key_tiles<true>(job.sequence.band, row, end, B::kKeys).end - 1 - job.key_tile;
     int done;
     do {
       asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(done) : "l"(place) : "memory");
     } while (done < before);
-    m.may_add[worker].arrive();
-    m.has_added[worker].wait(i % 2);
+    m.may_add[consumer].arrive();
+    m.has_added[consumer].wait(i % 2);
     asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(place) : "memory");
     if (++tile == job.queries.end) tile = job.queries.first, ++head;
   }

@@ -9,7 +9,7 @@ namespace attention::gpu {
 
 // Where things are in the work space, in bytes.
 struct BackwardSpace {
-  int64_t slots, statistics, dq, dsinks, places, counter, order, bytes;
+  int64_t slots, statistics, dq, dsinks, added, counter, order, bytes;
 
   template <class B>
   static BackwardSpace of(const Backward& a) {
@@ -20,7 +20,7 @@ struct BackwardSpace {
     take(s.statistics, tiles * 2 * B::kRows * int64_t{sizeof(float)});
     take(s.dq, tiles * B::kRows * B::kDim * int64_t{sizeof(float)});
     take(s.dsinks, p.sinks != nullptr ? tiles * int64_t{sizeof(float)} : 0);
-    take(s.places, a.deterministic ? tiles * B::kPlaces * int64_t{sizeof(int)} : 0);
+    take(s.added, a.deterministic ? tiles * B::kAdded * int64_t{sizeof(int)} : 0);
     take(s.counter, sizeof(int));
     take(s.order, p.query_starts != nullptr ? SequenceOrder::bytes(p.batch) : 0);
     return s;
@@ -38,9 +38,9 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
   };
   auto *statistics = at(space.statistics, (float*){}), *dq = at(space.dq, (float*){}),
        *dsinks = at(space.dsinks, (float*){});
-  int *places = nullptr, *counter = nullptr;
+  int *added = nullptr, *counter = nullptr;
   if (a.deterministic && space.slots * p.heads > 0)
-    places = at(space.places, (int*){}), counter = at(space.counter, (int*){});
+    added = at(space.added, (int*){}), counter = at(space.counter, (int*){});
   const bool packed = p.query_starts != nullptr;
   const Sequences sequences = sequences_of(p);
   const int64_t query_tiles = space.slots * p.heads;
@@ -54,7 +54,7 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
                             .statistics = statistics,
                             .dq = dq,
                             .dsinks = dsinks,
-                            .places = places,
+                            .added = added,
                             .counter = counter,
                             .sequences = sequences,
                             .dout_batch = a.dout_strides.batch,
@@ -95,7 +95,7 @@ void launch_backward(const Backward& a, void* workspace, Stream stream, const Pr
         .dv = a.dv,
         .statistics = statistics,
         .dq = dq,
-        .places = places,
+        .added = added,
         .counter = counter,
         .sequences = sequences,
         .order = {.tiles = int(key_tiles * key_heads),

@@ -17,7 +17,7 @@ struct PrepareArguments {
   const void *out, *dout;
   const float *lse, *dlse, *sinks;
   float *statistics, *dq, *dsinks;  // dsinks: [slots, heads], each of a tile's rows; null without sinks
-  int *places, *counter;            // null where dq is added to in any order
+  int *added, *counter;             // null where dq is added to in any order
   Sequences sequences;
   int64_t dout_batch, dout_row, dout_head, out_batch, out_row, out_head;  // strides
   int query_slots, heads, value_dim;
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kRowThreads) backward_prepare_kernel(const Pre
 #pragma unroll
   for (int i = 0; i < B::kRows * B::kDim / 4 / kRowThreads; ++i)
     dq[i * kRowThreads + threadIdx.x] = make_uint4(0, 0, 0, 0);
-  if (a.places != nullptr && threadIdx.x < B::kPlaces) a.places[place * B::kPlaces + threadIdx.x] = 0;
+  if (a.added != nullptr && threadIdx.x < B::kAdded) a.added[place * B::kAdded + threadIdx.x] = 0;
   if (a.counter != nullptr && index == 0 && threadIdx.x == 0) *a.counter = 0;
   if (a.sinks == nullptr) return;
   __shared__ float sums[kRowThreads / 32];

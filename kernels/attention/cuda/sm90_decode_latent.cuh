@@ -1,9 +1,9 @@
-// Decode of latent attention (MLA) with many heads, for sm_90a: values are the keys' first numbers, and all heads read
+// Decode of latent attention (MLA) with many heads, for sm_90a: values are the keys' first elements, and all heads read
 // the same keys, so that products decide, not memory. A block has 64 rows (heads, for each query row) and a part of the
 // keys, two tiles of 64 at a time in shared memory. One warpgroup loads; two multiply: each the scores of one of the
 // two tiles, whose weights it gives to the other, and half of the outputs' columns of both. So one computes
 // exponentials while the other multiplies. A tile comes and goes in three pieces, as early as each is free: what is
-// left and right of the outputs' columns, and the numbers that are no values. sm80_decode_wide.cuh does the same for
+// left and right of the outputs' columns, and the elements that are no values. sm80_decode_wide.cuh does the same for
 // few rows, and on every GPU.
 #pragma once
 
@@ -20,11 +20,11 @@ namespace attention::gpu {
 template <class Number>
 struct LatentTraits {
   using T = Number;
-  static constexpr int kRows = 64, kKeys = 64, kWorkers = 2;
-  static constexpr int kPanels = 9, kColumns = 256;  // of keys, 64 numbers each; of outputs, a worker's
+  static constexpr int kRows = 64, kKeys = 64, kConsumers = 2;
+  static constexpr int kPanels = 9, kColumns = 256;  // of keys, 64 elements each; of outputs, a consumer's
   // Of queries the last panel is in registers: shared memory is full.
   static constexpr int kQueryPanels = 8;
-  static constexpr int kThreads = kWarpgroup * (1 + kWorkers), kLoaderRegisters = 24, kWorkerRegisters = 240;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers), kProducerRegisters = 24, kConsumerRegisters = 240;
 };
 
 enum LatentPiece { kLeftPiece, kRightPiece, kLastPiece, kLatentPieces };  // panels 0 to 3, 4 to 7, 8
@@ -33,7 +33,7 @@ template <class L>
 struct LatentMemory {
   uint16_t k[2][L::kPanels][L::kKeys][64];
   uint16_t q[L::kQueryPanels][L::kRows][64];
-  uint4 weights[2][L::kKeys / 16][kWarpgroup];  // of each tile, as its worker's threads hold them
+  uint4 weights[2][L::kKeys / 16][kWarpgroup];  // of each tile, as its consumer's threads hold them
   float max[2][L::kRows];
   Mbarrier full[2][kLatentPieces], free[2][kLatentPieces];
 
@@ -52,7 +52,7 @@ struct LatentKeys {
 // Tiles of the part's chunks in pairs, one chunk of each tile for each warp; behind the last chunk zeros. All threads
 // of the first warpgroup. Chunks of which all keys are in the cache come by TMA.
 template <class L>
-struct LatentLoader {
+struct LatentProducer {
   using T = typename L::T;
   static constexpr int kChunks = L::kKeys / kDecodeKeys, kLanes = 8;  // threads a row, each 16 bytes of every 128
 
@@ -95,12 +95,12 @@ struct LatentLoader {
                                               part.key_head * a.k.head + (row + r) * a.k.row
                                         : static_cast<const T*>(a.k.fresh) + part.batch * a.k.fresh_batch +
                                               part.key_head * a.k.fresh_head + (key - part.length) * a.k.fresh_row;
-      const int numbers = key < limit ? a.k.dim - 8 * piece - 64 * kFirst : 0;  // from the thread's first ones on
-      if (numbers <= 0) from = static_cast<const T*>(a.k.data);
+      const int elements = key < limit ? a.k.dim - 8 * piece - 64 * kFirst : 0;  // from the thread's first ones on
+      if (elements <= 0) from = static_cast<const T*>(a.k.data);
       uint16_t* place = &m.k[kTile][kFirst][warp * kDecodeKeys + r][(piece ^ r % 8) * 8];
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        cp_async(place + i * (L::kKeys * 64), from + 8 * piece + 64 * (kFirst + i), 64 * i >= numbers);
+        cp_async(place + i * (L::kKeys * 64), from + 8 * piece + 64 * (kFirst + i), 64 * i >= elements);
     }
     cp_async_commit();
     cp_async_wait<0>();
@@ -121,7 +121,7 @@ struct LatentLoader {
                    : "memory");
   }
 
-  // In the order in which workers are done with them.
+  // In the order in which consumers are done with them.
   __device__ __forceinline__ void run() {
     first = chunks.first;
     pages[0] = find_page(first + warp), pages[1] = find_page(first + kChunks + warp);
@@ -140,12 +140,12 @@ struct LatentLoader {
 
 // kNumber: its tile of a pair, and its half of the outputs' columns.
 template <class L, int kNumber>
-struct LatentWorker {
+struct LatentConsumer {
   using T = typename L::T;
   static constexpr int kOther = 1 - kNumber, kSteps = L::kKeys / 16;
   static constexpr LatentPiece kOwnPiece = kNumber == 0 ? kLeftPiece : kRightPiece,
                                kOtherPiece = kNumber == 0 ? kRightPiece : kLeftPiece;
-  // Of the same warps of both workers: the first tile's weights are there, the second one's; of both workers.
+  // Of the same warps of both consumers: the first tile's weights are there, the second one's; of both consumers.
   static constexpr int kFirstBarrier = 1, kSecondBarrier = 5, kBothBarrier = 9;
 
   const DecodeArguments& a;
@@ -157,12 +157,12 @@ struct LatentWorker {
   float out[L::kColumns / 2] = {};
   uint32_t p[kSteps][4], more[kSteps][4];  // own weights, the other's
 
-  // Four threads a row, each 16 bytes of every 64. Rows and numbers behind the last ones are zeros. The last panel
+  // Four threads a row, each 16 bytes of every 64. Rows and elements behind the last ones are zeros. The last panel
   // comes by way of the weights' place.
   __device__ __forceinline__ void load_queries() {
     const int at = int(threadIdx.x) - kWarpgroup, to = at / 4, piece = at % 4, row = part.row_tile * L::kRows + to;
     const bool inside = row < a.group * a.query_rows;
-    const int numbers = inside ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
+    const int elements = inside ? a.k.dim - 8 * piece : 0;  // from the thread's first ones on
     const T* from = static_cast<const T*>(a.q);
     if (inside) {
       const int query_row = a.by_group(row);
@@ -174,17 +174,17 @@ struct LatentWorker {
 #pragma unroll
     for (int i = 0; i < 2 * L::kPanels; ++i) {
       auto& panel = i / 2 < L::kQueryPanels ? m.q[i / 2] : last;
-      const bool zeros = 32 * i >= numbers;
+      const bool zeros = 32 * i >= elements;
       cp_async(&panel[to][(piece + i % 2 * 4 ^ to % 8) * 8], zeros ? static_cast<const T*>(a.q) : from + 32 * i, zeros);
     }
     cp_async_commit();
     cp_async_wait<0>();
     fence_proxy_async_shared();
-    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, L::kConsumers * kWarpgroup);
     const int mine = 16 * warp + lane % 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) ldmatrix_x4(q[i], &last[mine][(2 * i + lane / 16 ^ mine % 8) * 8]);
-    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, L::kConsumers * kWarpgroup);
   }
 
   __device__ __forceinline__ void wait_for(LatentPiece piece, uint32_t parity) { m.full[kNumber][piece].wait(parity); }
@@ -326,10 +326,10 @@ struct LatentWorker {
 
   // Each has summed its own tiles' weights. By way of the weights' place: the last ones have been read.
   __device__ __forceinline__ void add_sums(RowSoftmax& softmax) {
-    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, L::kConsumers * kWarpgroup);
     auto* sums = reinterpret_cast<float2(*)[kWarpgroup]>(m.weights);
     sums[kNumber][thread] = make_float2(softmax.state[0].sum, softmax.state[1].sum);
-    barrier_wait(kBothBarrier, L::kWorkers * kWarpgroup);
+    barrier_wait(kBothBarrier, L::kConsumers * kWarpgroup);
     const float2 x = sums[0][thread], y = sums[1][thread];
     softmax.state[0].sum = x.x + y.x, softmax.state[1].sum = x.y + y.y;
   }
@@ -344,9 +344,9 @@ template <class L, int kNumber>
 __device__ __forceinline__ void work_on_latent(const DecodeArguments& a, const DecodePart& part, LatentMemory<L>& m,
                                                Span chunks) {
   RowSoftmax softmax(a.score_scale);
-  LatentWorker<L, kNumber> worker{a, part, m};
-  worker.run(softmax, chunks);
-  worker.store(softmax);
+  LatentConsumer<L, kNumber> consumer{a, part, m};
+  consumer.run(softmax, chunks);
+  consumer.store(softmax);
 }
 
 template <class L>
@@ -366,13 +366,13 @@ __global__ void __launch_bounds__(L::kThreads, 1)
   __syncthreads();
   const int group = __shfl_sync(kAllLanes, threadIdx.x / kWarpgroup, 0);
   if (group == 0) {
-    setmaxnreg_dec<L::kLoaderRegisters>();
-    LatentLoader<L>{a, keys, part, m, chunks}.run();
+    setmaxnreg_dec<L::kProducerRegisters>();
+    LatentProducer<L>{a, keys, part, m, chunks}.run();
   } else if (group == 1) {
-    setmaxnreg_inc<L::kWorkerRegisters>();
+    setmaxnreg_inc<L::kConsumerRegisters>();
     work_on_latent<L, 0>(a, part, m, chunks);
   } else {
-    setmaxnreg_inc<L::kWorkerRegisters>();
+    setmaxnreg_inc<L::kConsumerRegisters>();
     work_on_latent<L, 1>(a, part, m, chunks);
   }
 #endif

@@ -1,5 +1,5 @@
-// Attention forward for sm_90a. A block stays on its multiprocessor and computes tile after tile of 64 * workers query
-// rows of one head: one warp loads, warpgroups of 64 rows each compute.
+// Attention forward for sm_90a. A block stays on its multiprocessor and computes tile after tile of 64 * consumers
+// query rows of one head: one warp loads, warpgroups of 64 rows each compute.
 #pragma once
 
 #include "kernels/attention/cuda/sm90_forward_consumer.cuh"
@@ -21,11 +21,11 @@ __global__ void __launch_bounds__(F::kThreads, 1) forward_kernel(const __grid_co
   }
   __syncthreads();
   if (threadIdx.x < kWarpgroup) {
-    setmaxnreg_dec<F::kLoaderRegisters>();
+    setmaxnreg_dec<F::kProducerRegisters>();
     if (threadIdx.x < 32) load_tiles<F>(a, m);
   } else {
-    setmaxnreg_inc<F::kWorkerRegisters>();
-    Worker<F>{a, m}.run();
+    setmaxnreg_inc<F::kConsumerRegisters>();
+    Consumer<F>{a, m}.run();
   }
 #endif
 }

@@ -1,4 +1,4 @@
-// Heads of 65 to 128 numbers: two warpgroups of 64 rows, 128 keys a tile.
+// Heads of 65 to 128 elements: two warpgroups of 64 rows, 128 keys a tile.
 #include "kernels/attention/cuda/sm90_forward_launch.cuh"
 
 namespace attention::gpu {

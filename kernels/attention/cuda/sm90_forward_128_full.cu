@@ -1,4 +1,4 @@
-// Heads of 65 to 128 numbers where every row sees all keys: 160 keys a tile, since no tile is cut by a diagonal. Long
+// Heads of 65 to 128 elements where every row sees all keys: 160 keys a tile, since no tile is cut by a diagonal. Long
 // ones gain 2%; the memory is that of the second buffer for queries.
 #include "kernels/attention/cuda/sm90_forward_launch.cuh"
 

@@ -1,4 +1,4 @@
-// Heads of 129 to 192 numbers with values of up to 128: latent attention's training and prompts.
+// Heads of 129 to 192 elements with values of up to 128: latent attention's training and prompts.
 #include "kernels/attention/cuda/sm90_forward_launch.cuh"
 
 namespace attention::gpu {

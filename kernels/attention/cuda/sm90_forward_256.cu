@@ -1,4 +1,4 @@
-// Heads of up to 256 numbers: 80 keys a tile, as many as there is memory for.
+// Heads of up to 256 elements: 80 keys a tile, as many as there is memory for.
 #include "kernels/attention/cuda/sm90_forward_launch.cuh"
 
 namespace attention::gpu {

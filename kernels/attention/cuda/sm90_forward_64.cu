@@ -1,4 +1,4 @@
-// Heads of up to 64 numbers: three warpgroups of 64 rows, since the products are short beside the exponentials.
+// Heads of up to 64 elements: three warpgroups of 64 rows, since the products are short beside the exponentials.
 #include "kernels/attention/cuda/sm90_forward_launch.cuh"
 
 namespace attention::gpu {

@@ -10,11 +10,11 @@ namespace attention::gpu {
 
 // Everything that is fixed when a kernel is compiled. kDim and, of values, kValueDim: multiples of 64; the rest of a
 // smaller head is zeros, which TMA fills in. kLeft: rows have a left end (window_left).
-template <class Number, int kDim_, int kValueDim_, int kKeys_, int kWorkers_, bool kLeft_, bool kSoftcap_>
+template <class Number, int kDim_, int kValueDim_, int kKeys_, int kConsumers_, bool kLeft_, bool kSoftcap_>
 struct ForwardTraits {
   using T = Number;
-  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kKeys = kKeys_, kWorkers = kWorkers_,
-                       kRows = 64 * kWorkers;
+  static constexpr int kDim = kDim_, kValueDim = kValueDim_, kKeys = kKeys_, kConsumers = kConsumers_,
+                       kRows = 64 * kConsumers;
   static constexpr bool kLeft = kLeft_, kSoftcap = kSoftcap_;
   static constexpr int kPanels = kDim / 64, kValuePanels = kValueDim / 64;
   // Wide heads leave no memory for outputs: these go out by way of the tile's queries, and then the next ones come in.
@@ -26,9 +26,9 @@ struct ForwardTraits {
   // Where the end of a row's keys moves by more than a key tile within a tile of rows, warpgroups have their own ends.
   // Needs more than 2 stages: a consumer that is one tile ahead would otherwise hold every buffer.
   static constexpr bool kOwnEnds = (kRows > kKeys) && (kStages > 2);
-  static constexpr int kThreads = kWarpgroup * (1 + kWorkers);
-  // All of a multiprocessor's 64 K registers, most of them for the workers.
-  static constexpr int kLoaderRegisters = kWorkers == 2 ? 24 : 32, kWorkerRegisters = kWorkers == 2 ? 240 : 160;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
+  // All of a multiprocessor's 64 K registers, most of them for the consumers.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32, kConsumerRegisters = kConsumers == 2 ? 240 : 160;
 };
 
 struct ForwardArguments {
@@ -64,8 +64,8 @@ struct ForwardMemory {
   Mbarrier job_full, job_free;
   Job job;
 
-  __device__ void init() {                   // one thread
-    constexpr int kWarps = 4 * F::kWorkers;  // a warp says for itself that it is done with a buffer
+  __device__ void init() {                     // one thread
+    constexpr int kWarps = 4 * F::kConsumers;  // a warp says for itself that it is done with a buffer
     for (int i = 0; i < F::kQueryStages; ++i) q_full[i].init(1), q_free[i].init(kWarps);
     for (int i = 0; i < F::kStages; ++i) {
       k_full[i].init(1), k_free[i].init(kWarps);
@@ -76,18 +76,18 @@ struct ForwardMemory {
   }
 };
 
-// One tile after the other, as blocks become free: the loader's warp asks a counter ahead of time, finds out where the
-// tile lies, and passes it on.
+// One tile after the other, as blocks become free: the producer's warp asks a counter ahead of time, finds out where
+// the tile lies, and passes it on.
 template <class F>
 struct JobSource {
   const ForwardArguments& a;
   ForwardMemory<F>& memory;
-  int tiles = 0;  // the loader's
+  int tiles = 0;  // the producer's
   uint32_t parity = 0;
 
   __device__ __forceinline__ void begin() { tiles = a.sequences.packed() ? a.packed.tiles() * a.heads : a.order.tiles; }
   // Of lane 0.
-  __device__ __forceinline__ int ask() const {
+  __device__ __forceinline__ int claim() const {
     return a.counter == nullptr ? tiles : int(gridDim.x) + atomicAdd(a.counter, 1);
   }
   __device__ __forceinline__ Job job_at(int index) const {
@@ -111,7 +111,7 @@ struct JobSource {
             key_tiles<F::kLeft>(band, 0, min(F::kRows, rows), F::kKeys),
             band};
   }
-  // The loader's warp: the tile of an answer.
+  // The producer's warp: the tile of an answer.
   __device__ __forceinline__ Job find(int index) const {
     index = __shfl_sync(kAllLanes, index, 0);
     return index < tiles ? job_at(index) : Job{};
@@ -123,7 +123,7 @@ struct JobSource {
     memory.job = job;
     memory.job_full.arrive();
   }
-  // All threads of the workers.
+  // All threads of the consumers.
   __device__ __forceinline__ Job receive() {
     memory.job_full.wait(parity);
     parity ^= 1;

@@ -21,10 +21,10 @@ namespace attention::gpu {
 enum Ends { kNoEnd, kLastKey, kFirstKey };
 
 template <class F>
-struct Worker {
+struct Consumer {
   using T = typename F::T;
   static constexpr bool kOwnFirst = F::kOwnEnds && F::kLeft;
-  static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kWorkers;  // numbers of barriers
+  static constexpr int kFirstTurn = 1, kOutBarrier = 1 + F::kConsumers;  // numbers of barriers
 
   const ForwardArguments& a;
   ForwardMemory<F>& m;
@@ -44,7 +44,7 @@ struct Worker {
   }
   __device__ __forceinline__ void wait_for_turn() { barrier_wait(kFirstTurn + number, 2 * kWarpgroup); }
   __device__ __forceinline__ void pass_turn() {
-    barrier_arrive(kFirstTurn + (number + 1 == F::kWorkers ? 0 : number + 1), 2 * kWarpgroup);
+    barrier_arrive(kFirstTurn + (number + 1 == F::kConsumers ? 0 : number + 1), 2 * kWarpgroup);
   }
 
   // Key tiles of the block's tile from here on are not seen by this warpgroup's rows. One is computed in any case.
@@ -272,7 +272,7 @@ struct Worker {
   }
 
   __device__ __forceinline__ void run() {
-    if (number == F::kWorkers - 1) pass_turn();  // the first turn is the first worker's
+    if (number == F::kConsumers - 1) pass_turn();  // the first turn is the first consumer's
     JobSource<F> source{a, m};
     Job job = source.receive();
     wgmma_fence_operand(out);  // zeros are in place before products run

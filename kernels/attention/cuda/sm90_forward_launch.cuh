@@ -62,22 +62,22 @@ void launch_forward(const Forward& a, int* counter, Stream stream) {
 }
 
 // The kernel for the number type and the softcap. kLeft: rows have a left end.
-template <int kDim, int kValueDim, int kKeys, int kWorkers, bool kLeft>
+template <int kDim, int kValueDim, int kKeys, int kConsumers, bool kLeft>
 void forward_ending(const Forward& a, int* counter, Stream stream) {
   const auto with_number = [&]<class T>() {
     if (a.problem.softcap > 0)
-      launch_forward<ForwardTraits<T, kDim, kValueDim, kKeys, kWorkers, kLeft, true>>(a, counter, stream);
+      launch_forward<ForwardTraits<T, kDim, kValueDim, kKeys, kConsumers, kLeft, true>>(a, counter, stream);
     else
-      launch_forward<ForwardTraits<T, kDim, kValueDim, kKeys, kWorkers, kLeft, false>>(a, counter, stream);
+      launch_forward<ForwardTraits<T, kDim, kValueDim, kKeys, kConsumers, kLeft, false>>(a, counter, stream);
   };
   a.problem.dtype == DType::kBFloat16 ? with_number.template operator()<BFloat16>()
                                       : with_number.template operator()<Half>();
 }
-template <int kDim, int kValueDim, int kKeys, int kWorkers>
+template <int kDim, int kValueDim, int kKeys, int kConsumers>
 void forward_any(const Forward& a, int* counter, Stream stream) {
   if (a.problem.window_left != kNoLimit)
-    return forward_ending<kDim, kValueDim, kKeys, kWorkers, true>(a, counter, stream);
-  forward_ending<kDim, kValueDim, kKeys, kWorkers, false>(a, counter, stream);
+    return forward_ending<kDim, kValueDim, kKeys, kConsumers, true>(a, counter, stream);
+  forward_ending<kDim, kValueDim, kKeys, kConsumers, false>(a, counter, stream);
 }
 
 }  // namespace attention::gpu

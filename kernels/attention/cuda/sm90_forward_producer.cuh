@@ -29,8 +29,8 @@ __device__ __forceinline__ void load_tiles(const ForwardArguments& a, ForwardMem
   };
   // The next tile. Where queries have two buffers it is known while this one is computed: its queries come then, and
   // its first keys and values come to L2.
-  const auto look_ahead = [&](int asked) {
-    const Job next = source.find(asked);
+  const auto look_ahead = [&](int claimed) {
+    const Job next = source.find(claimed);
     if (kAhead && next.rows > 0 && next.keys.first < next.keys.end) {
       load_queries(next);
       const int row = next.key_row + (next.keys.end - 1) * F::kKeys, head = next.head / a.group;
@@ -47,8 +47,8 @@ __device__ __forceinline__ void load_tiles(const ForwardArguments& a, ForwardMem
   source.pass_on(job);
   if (kAhead && job.rows > 0 && job.keys.first < job.keys.end) load_queries(job);
   while (job.rows > 0) {
-    int asked = 0;
-    if (threadIdx.x == 0) asked = source.ask();
+    int claimed = 0;
+    if (threadIdx.x == 0) claimed = source.claim();
     const int key_head = job.head / a.group, first = job.keys.first, end = job.keys.end;
     if (!kAhead && (F::kOutInQueries ? first == end : first < end)) load_queries(job);
     const int ahead = kAhead ? max(first - 1, end - 3) : first - 1;  // three steps: by then the counter has answered
@@ -59,9 +59,9 @@ __device__ __forceinline__ void load_tiles(const ForwardArguments& a, ForwardMem
       // Their buffer is free late where it is the outputs', too: the first keys come before.
       if (F::kOutInQueries && t == end - 1) load_queries(job);
       if (t < end - 1) load(v_stage, m.v_full, m.v_free, m.v, a.v, row + F::kKeys, key_head, job.batch);
-      if (t == ahead) look_ahead(asked);
+      if (t == ahead) look_ahead(claimed);
     }
-    if (first == end) look_ahead(asked);
+    if (first == end) look_ahead(claimed);
     __syncwarp();
     job = m.job;
   }

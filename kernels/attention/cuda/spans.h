@@ -13,7 +13,7 @@ struct Span {
 };
 
 // What one sequence's rows see. Row i stands at key i + ahead; all numbers are below 2^30 (Band).
-struct Sight {
+struct VisibleRange {
   Band band;
   int rows, chunk;  // query rows; keys a chunk, 0: none
 

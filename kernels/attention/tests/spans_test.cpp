@@ -35,13 +35,13 @@ void check_tiles(const std::function<Span(int)>& span_of, const std::function<bo
   }
 }
 
-TEST(Sight, AgreesWithTheFormula) {
+TEST(VisibleRange, AgreesWithTheFormula) {
   for (const int rows : {1, 4, 9}) {
     for (const int keys : {0, 1, 5, 13}) {
       for (const int left : {-1, 0, 3}) {
         for (const int right : {-1, 0, 2}) {
           for (const int chunk : {0, 1, 4, 1 << 30}) {
-            const Sight sight{band_of(rows, keys, left, right), rows, chunk};
+            const VisibleRange visible{band_of(rows, keys, left, right), rows, chunk};
             const auto sees = [&](int i, int j) {
               const int at = i + keys - rows;
               return (left < 0 || j >= at - left) && (right < 0 || j <= at + right) &&
@@ -49,15 +49,15 @@ TEST(Sight, AgreesWithTheFormula) {
             };
             for (int i = 0; i < rows; ++i) {
               for (int j = 0; j < keys; ++j) {
-                const Span seen = sight.keys_of(i), seeing = sight.rows_of(j);
+                const Span seen = visible.keys_of(i), seeing = visible.rows_of(j);
                 EXPECT_EQ(seen.first <= j && j < seen.end, sees(i, j)) << i << " and " << j << " of " << keys;
                 EXPECT_EQ(seeing.first <= i && i < seeing.end, sees(i, j)) << j << " and " << i << " of " << rows;
               }
             }
             for (int first = 0; first < rows; first += 3)
-              check_tiles([&](int i) { return sight.keys_of(i); }, sees, first, std::min(rows, first + 3), keys, 2);
+              check_tiles([&](int i) { return visible.keys_of(i); }, sees, first, std::min(rows, first + 3), keys, 2);
             for (int first = 0; first < keys; first += 3)
-              check_tiles([&](int j) { return sight.rows_of(j); }, [&](int j, int i) { return sees(i, j); }, first,
+              check_tiles([&](int j) { return visible.rows_of(j); }, [&](int j, int i) { return sees(i, j); }, first,
                           std::min(keys, first + 3), rows, 2);
           }
         }
@@ -66,10 +66,10 @@ TEST(Sight, AgreesWithTheFormula) {
   }
 }
 
-TEST(Sight, OfABatchsEndSeesNothing) {  // keys: -1
-  const Sight sight{band_of(5, -1, -1, -1), 5, 0};
-  for (int row = 0; row < 5; ++row) EXPECT_LE(sight.keys_of(row).end, sight.keys_of(row).first);
-  EXPECT_EQ(tiles_of(sight.keys_of(0), sight.keys_of(4), 64).end, 0);
+TEST(VisibleRange, OfABatchsEndSeesNothing) {  // keys: -1
+  const VisibleRange visible{band_of(5, -1, -1, -1), 5, 0};
+  for (int row = 0; row < 5; ++row) EXPECT_LE(visible.keys_of(row).end, visible.keys_of(row).first);
+  EXPECT_EQ(tiles_of(visible.keys_of(0), visible.keys_of(4), 64).end, 0);
 }
 
 }  // namespace

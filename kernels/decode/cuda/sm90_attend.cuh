@@ -1,7 +1,7 @@
 // Attention of one new token of a row over its cache, from the raw products: head norms and the rotary embedding of
 // the new query heads and key, which goes to the cache with its value, then the keys. A cluster of blocks has one row's
 // key head, each block a run of keys, read once for all query heads of the group. The blocks send each other their
-// results, so that each has all parts of some numbers, and sums them in a fixed order.
+// results, so that each has all parts of some elements, and sums them in a fixed order.
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
@@ -18,7 +18,7 @@ using namespace kernels::gpu;
 constexpr int kAttendWarps = 8, kAttendThreads = 32 * kAttendWarps;
 constexpr float kLog2e = 1.44269504f;
 
-// cos and sin of a head's numbers lane + 32 i.
+// cos and sin of a head's elements lane + 32 i.
 template <class T, int kDim>
 struct HeadTables {
   static constexpr int kEach = kDim / 32;
@@ -159,18 +159,18 @@ struct AttendMemory {
   float value[kAttendWarps][kGroup][kDim];
   // Written by the blocks of the cluster, a row each.
   float block_max[kMaxSplits][kGroup], block_sum[kMaxSplits][kGroup];
-  float block_value[kMaxSplits][kGroup * kDim];  // of this block's numbers alone
+  float block_value[kMaxSplits][kGroup * kDim];  // of this block's elements alone
 };
 
-// How many of a key head's numbers a block puts together: as many as the first one, or what is left.
-__device__ __forceinline__ int share_of(int block, int blocks, int numbers) {
-  const int share = (numbers + blocks - 1) / blocks;
-  return min(share, numbers - block * share);
+// How many of a key head's elements a block puts together: as many as the first one, or what is left.
+__device__ __forceinline__ int share_of(int block, int blocks, int elements) {
+  const int share = (elements + blocks - 1) / blocks;
+  return min(share, elements - block * share);
 }
-// One thread of a block, before it says that it has begun: so many numbers will be sent to it, counted by a barrier. (A
-// barrier of the cluster behind plain stores would wait until all that its threads have written, the new key too, is in
-// the GPU's memory.)
-__device__ __forceinline__ void expect_numbers(Mbarrier& received, int count) {
+// One thread of a block, before it says that it has begun: so many elements will be sent to it, counted by a barrier.
+// (A barrier of the cluster behind plain stores would wait until all that its threads have written, the new key too, is
+// in the GPU's memory.)
+__device__ __forceinline__ void expect_values(Mbarrier& received, int count) {
   received.init(1);
   fence_mbarrier_init();
   received.arrive_expect_tx(uint32_t(count) * sizeof(float));
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   const int share = share_of(0, splits, group * kDim);
   __shared__ Mbarrier received;
   if (splits > 1) {
-    if (threadIdx.x == 0) expect_numbers(received, splits * (share_of(split, splits, group * kDim) + 2 * group));
+    if (threadIdx.x == 0) expect_values(received, splits * (share_of(split, splits, group * kDim) + 2 * group));
     cluster_arrive_relaxed();
   }
   // The launch before has written the raw products and nothing else that is read here, and began when all before it was
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   // Each lane copies what it reads itself, so that none waits for another.
   Pack<T, 8> key_now[kCopies ? 1 : kUnroll], value_now[kCopies ? 1 : kUnroll];
   const int64_t own = begin + warp * kKeys + lane / kLanes;
-  const auto ask = [&](int pass) {
+  const auto issue = [&](int pass) {
     const int stage = pass % kStages;
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
   };
   constexpr int kAhead = kCopies ? kStages - 1 : 1;  // passes asked for before the first is worked on
 #pragma unroll
-  for (int pass = 0; pass < kAhead; ++pass) ask(pass);
+  for (int pass = 0; pass < kAhead; ++pass) issue(pass);
   prefetch_rows<T, kDim>(a.keys, row, key_head, begin + kAhead * kPass, old_end);
   prefetch_rows<T, kDim>(a.values, row, key_head, begin + kAhead * kPass, old_end);
   const bool has_fresh = begin <= position && position < end;  // the block that sees the new key also writes it
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(kAttendThreads) attend_kernel(const __grid_con
         for (int i = 0; i < 8; ++i) running.value[g][i] += score[g][u] * f[i];
       }
     }
-    ask(pass + kAhead);
+    issue(pass + kAhead);
   }
 
   // ---- consumer: the new key

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   int left = int(min(end - own, int64_t{1} << 30)) - lane_key;  // keys from this lane's first of the next tile on
 
   // ---- producer: each warp copies its own tiles, kStages ahead
-  const auto ask = [&](int stage) {
+  const auto issue = [&](int stage) {
     uint4 *k = memory.keys[stage][warp], *v = memory.values[stage][warp];
     if (left > -lane_key) {
 #pragma unroll
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     next_key += kPass * a.keys.row, next_value += kPass * a.values.row, left -= kPass;
   };
 #pragma unroll 1
-  for (int stage = 0; stage < kStages; ++stage) ask(stage);
+  for (int stage = 0; stage < kStages; ++stage) issue(stage);
   HeadTables<T, kDim> tables;
   tables.load(cos, sin, lane);
   Head<T, kDim> q_norm, k_norm;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
         for (int i = 0; i < 4; ++i) value[t][i] *= shrink;
       }
     }
-    // Weights as two numbers of 16 bits, what the first leaves in rows 8 to 15: both products come together below.
+    // Weights as two elements of 16 bits, what the first leaves in rows 8 to 15: both products come together below.
     uint32_t weight[4];
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
       mma_m16n8k16<T>(value[t + 1], weight, w[2], w[3]);
     }
     __syncwarp();
-    ask(pass % kStages);
+    issue(pass % kStages);
   }
 
   // ---- epilogue: the softmax states of the warps merge, then those of the blocks of a cluster (split-KV)
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   __syncthreads();
 
   T* out = static_cast<T*>(a.attended) + row * queries + key_head * group * kDim;
-  const int share = (group * kDim + splits - 1) / splits;  // numbers that a block puts together
+  const int share = (group * kDim + splits - 1) / splits;  // elements that a block puts together
   if (splits > 1) cluster_wait();
 #pragma unroll 1
   for (int i = threadIdx.x; i < group * kDim; i += kAttendThreads) {

@@ -41,7 +41,7 @@ struct Sorting {
 template <class S>
 __device__ __forceinline__ bool corners_of(const DeviceLevel& level, const Raw<S>& raw, int (&pixel)[4],
                                            S (&weight)[4]) {
-  Place<S> at;
+  Position<S> at;
   if (!find(level, raw.x, raw.y, at)) return false;
   const S bottom = raw.a * at.fy, top = raw.a * (1 - at.fy);
   weight[0] = top * (1 - at.fx), weight[1] = top * at.fx, weight[2] = bottom * (1 - at.fx), weight[3] = bottom * at.fx;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kSorters, 1)
 #pragma unroll
   for (int u = 0; u < kCorners; ++u) {
     const uint32_t i = u * kSorters + threadIdx.x, pixel = items[u] >> Block::kNumberBits;
-    if (i >= 4 * samples) continue;  // behind them are numbers of no sample, last of those that give nothing
+    if (i >= 4 * samples) continue;  // behind them are elements of no sample, last of those that give nothing
     const uint32_t corner = items[u] & ((1u << Block::kNumberBits) - 1);
     keys[first + i] = pixel == uint32_t(p.rows) ? s.nothing : plane * uint32_t(p.rows) + uint32_t(level.start) + pixel;
     shares[first + i] = {memory.weights[corner], row_of(corner / 4 / points)};
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(kThreads)
       for (uint32_t i = first; more; i += kAtOnce) {
         uint32_t key[kAtOnce];
         Share<S> share[kAtOnce];
-        Numbers<T, N> held[kAtOnce];
+        Elements<T, N> held[kAtOnce];
 #pragma unroll
         for (int u = 0; u < kAtOnce; ++u) key[u] = i + u < corners ? keys[i + u] : s.nothing;
 #pragma unroll
@@ -273,8 +273,8 @@ void backward_by_pixel(const Backward& a, void* scratch, Stream stream) {
   const Sorting s(p);
   char* next = static_cast<char*>(scratch);
   const auto take = [&](int64_t bytes) { return std::exchange(next, next + padded(bytes)); };
-  const auto numbers = [&] { return reinterpret_cast<uint32_t*>(take(4 * s.corners())); };
-  uint32_t* keys = numbers();
+  const auto elements = [&] { return reinterpret_cast<uint32_t*>(take(4 * s.corners())); };
+  uint32_t* keys = elements();
   void* const shares = take(2 * (p.value_type == Number::kFloat64 ? 8 : 4) * int64_t{s.corners()});
   const bool sorted = with_block_sort(p, [&]<class S, int kSorters, int kCorners>() {
     launch_with_memory<&deformable_sorted_corners<S, kSorters, kCorners>>(
@@ -285,9 +285,9 @@ void backward_by_pixel(const Backward& a, void* scratch, Stream stream) {
     using S = SumOf<T>;
     auto* const laid_out = static_cast<Share<S>*>(shares);
     if (!sorted) {
-      cub::DoubleBuffer<uint32_t> two_keys(keys, numbers());
-      uint32_t* const some = numbers();
-      cub::DoubleBuffer<uint32_t> ids(some, numbers());
+      cub::DoubleBuffer<uint32_t> two_keys(keys, elements());
+      uint32_t* const some = elements();
+      cub::DoubleBuffer<uint32_t> ids(some, elements());
       S* const weights = reinterpret_cast<S*>(take(int64_t(sizeof(S)) * s.corners()));
       launch(&deformable_corners<S>, divide_up(int64_t{s.samples}, kThreads), kThreads, stream, a, s,
              reinterpret_cast<uint4*>(keys), reinterpret_cast<uint4*>(some), weights);

@@ -17,7 +17,7 @@ template <class S>
 __device__ __forceinline__ Found<S> look(const Pyramid& pyramid, int levels, int sample, const Raw<S>& raw) {
   Found<S> f{};
   const DeviceLevel level = pyramid.level[level_of(pyramid, levels, sample)];
-  Place<S> at;
+  Position<S> at;
   if (!find(level, raw.x, raw.y, at)) return f;
   f.row = level.start + at.y0 * level.width + at.x0;
   f.step = level.width;
@@ -65,16 +65,16 @@ __global__ void __launch_bounds__(kThreads, 4) deformable_forward(const __grid_c
 #pragma unroll
         for (int k = 0; k < 4; ++k) weight[k] = __shfl_sync(kAllLanes, f.weight[k], i, G);
         const T* from = value + row * p.row_stride + c;
-        Numbers<T, N> v[4];
+        Elements<T, N> v[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           v[k] = load_if<T, N>(mine && (in >> k & 1), from + (k / 2 * step + k % 2) * p.row_stride);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          S numbers[N];
-          v[k].get(numbers);
+          S elements[N];
+          v[k].get(elements);
 #pragma unroll
-          for (int e = 0; e < N; ++e) sums[e] += weight[k] * numbers[e];
+          for (int e = 0; e < N; ++e) sums[e] += weight[k] * elements[e];
         }
       }
     }

@@ -17,7 +17,7 @@ struct Found {
 template <class S>
 __device__ __forceinline__ Found<S> look(const DeviceLevel& level, const Raw<S>& raw) {
   Found<S> f{};
-  Place<S> at;
+  Position<S> at;
   if (!find(level, raw.x, raw.y, at)) return f;
   const int top = at.y0 >= 0, bottom = at.y0 + 1 < level.height, left = at.x0 >= 0, right = at.x0 + 1 < level.width;
   f.row = level.start + at.y0 * level.width + at.x0;
@@ -41,7 +41,7 @@ __device__ __forceinline__ void add(S* to, const S (&v)[N]) {
   for (int i = 0; i < N; ++i) atomicAdd(to + i, v[i]);
 }
 
-// A thread's part of a query's gradient where it adds it up: of N numbers 4 at a time, so that the threads of a group
+// A thread's part of a query's gradient where it adds it up: of N elements 4 at a time, so that the threads of a group
 // write next to each other.
 template <class T, int N, int G>
 struct Added {
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, kAdd || G == 8 ? 2 : 3)
   const T* dout = static_cast<const T*>(a.dout) + t.row * p.channels;
   S* const to = kAdd ? sums + (t.n * p.rows * p.heads + t.m) * p.channels : nullptr;
   const bool once = p.channels <= N * G;
-  const Numbers<T, N> held = load_if<T, N>(there && lane * N < p.channels, dout + lane * N);
+  const Elements<T, N> held = load_if<T, N>(there && lane * N < p.channels, dout + lane * N);
   const Added<T, N, G> held_to_add(dout, 0, lane, kAdd ? p.channels : 0, there);
   Raw<S> raw{};
   if (lane < samples) raw = read_sample<S>(p, first + lane);
@@ -111,16 +111,16 @@ __global__ void __launch_bounds__(kThreads, kAdd || G == 8 ? 2 : 3)
         const bool mine = c < p.channels;
         S g[N];
         (once ? held : load_if<T, N>(there && mine, dout + c)).get(g);
-        Numbers<T, N> v[4];
+        Elements<T, N> v[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           v[k] = load_if<T, N>(mine && (in >> k & 1), value + (row + k / 2 * step + k % 2) * p.row_stride + c);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          S numbers[N];
-          v[k].get(numbers);
+          S elements[N];
+          v[k].get(elements);
 #pragma unroll
-          for (int e = 0; e < N; ++e) of[k] += g[e] * numbers[e];
+          for (int e = 0; e < N; ++e) of[k] += g[e] * elements[e];
         }
         if constexpr (kAdd) {
           const Added<T, N, G> to_add = once ? held_to_add : Added<T, N, G>(dout, c0, lane, p.channels, there);

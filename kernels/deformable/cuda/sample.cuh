@@ -1,4 +1,4 @@
-// Where a sample lies, on a GPU: the pyramid's table, numbers of a type known at run time, and the four corners.
+// Where a sample lies, on a GPU: the pyramid's table, elements of a type known at run time, and the four corners.
 #pragma once
 
 #include <cassert>
@@ -121,12 +121,12 @@ __device__ __forceinline__ Raw<S> read_sample(const Problem& p, int64_t i) {
 }
 
 template <class S>
-struct Place {
+struct Position {
   int x0, y0;  // floor
   S fx, fy;
 };
 template <class S>  // false: it gives nothing; NaN does not either, and no number beyond int is converted
-__device__ __forceinline__ bool find(const DeviceLevel& level, S x, S y, Place<S>& at) {
+__device__ __forceinline__ bool find(const DeviceLevel& level, S x, S y, Position<S>& at) {
   const S px = x * S(level.width) - S(0.5), py = y * S(level.height) - S(0.5);
   if (!(px > S(-1) && px < S(level.width) && py > S(-1) && py < S(level.height))) return false;
   const S x0 = floor(px), y0 = floor(py);
@@ -134,10 +134,10 @@ __device__ __forceinline__ bool find(const DeviceLevel& level, S x, S y, Place<S
   return true;
 }
 
-// ---- N numbers of T: 16 bytes at once, or one
+// ---- N elements of T: 16 bytes at once, or one
 
 template <class T, int N>
-struct Numbers {
+struct Elements {
   Pack<T, N> raw;
   __device__ __forceinline__ void get(SumOf<T> (&out)[N]) const {
     if constexpr (N == 1)
@@ -148,8 +148,8 @@ struct Numbers {
 };
 // Zeros where it is not `wanted`: nothing is read.
 template <class T, int N>
-__device__ __forceinline__ Numbers<T, N> load_if(bool wanted, const T* p) {
-  Numbers<T, N> v{};
+__device__ __forceinline__ Elements<T, N> load_if(bool wanted, const T* p) {
+  Elements<T, N> v{};
   if (wanted) v.raw = load<N>(p);
   return v;
 }

@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads)
   const int l = level_of(grid.pyramid, p.levels.count, int(sample));
   const DeviceLevel level = grid.pyramid.level[l];
   const Raw<S> raw = read_sample<S>(p, s.first_row * p.samples + id);
-  Place<S> place;
+  Position<S> place;
   uint32_t key = s.nothing;
   if (find(level, raw.x, raw.y, place)) {
     const uint32_t image = s.per_query(of_heads);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i + 1 == s.samples || keys[i + 1] != key) ranges[key].y = i + 1;
   const uint32_t id = ids[i], row = s.per_row(id), sample = id - row * uint32_t(p.samples);
   const Raw<S> raw = read_sample<S>(p, s.first_row * p.samples + id);
-  Place<S> place{};
+  Position<S> place{};
   find(pyramid.level[level_of(pyramid, p.levels.count, int(sample))], raw.x, raw.y, place);
   shares[i] = {place.fx, place.fy, raw.a, row};
 }
@@ -124,7 +124,7 @@ __device__ __forceinline__ void sum_cell(const Share<SumOf<T>>* __restrict__ sha
   constexpr int kGroups = 32 / G, kAtOnce = N == 8 ? 2 : 4;
   for (uint32_t first = range.x; first < range.y; first += kAtOnce * kGroups) {
     Share<S> share[kAtOnce];
-    Numbers<T, N> held[kAtOnce];
+    Elements<T, N> held[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const uint32_t i = first + u * kGroups + group;
@@ -264,15 +264,15 @@ void backward_sorted(const Backward& a, const SortPlan& plan, void* scratch, Str
   if (plan.samples == 0) return;
   char* next = static_cast<char*>(scratch);
   const auto take = [&](int64_t bytes) { return std::exchange(next, next + padded(bytes)); };
-  uint32_t* numbers[4];
-  for (uint32_t*& one : numbers) one = reinterpret_cast<uint32_t*>(take(4 * plan.samples));
+  uint32_t* elements[4];
+  for (uint32_t*& one : elements) one = reinterpret_cast<uint32_t*>(take(4 * plan.samples));
   void* const shares = take(plan.share_bytes * plan.samples);
   uint2* const ranges = reinterpret_cast<uint2*>(take(8 * plan.cells_in_all));
   const bool whole = pointer_aligned(a.dout);
   for (int64_t first = 0; first < p.batch; first += plan.images) {
     const Sorting s(p, plan, first);
     const int64_t blocks = divide_up(s.samples, kThreads), resident = int64_t{multiprocessors()} * 3;
-    cub::DoubleBuffer<uint32_t> keys(numbers[0], numbers[1]), ids(numbers[2], numbers[3]);
+    cub::DoubleBuffer<uint32_t> keys(elements[0], elements[1]), ids(elements[2], elements[3]);
     with_number(p.value_type, [&]<typename T>() {
       using S = SumOf<T>;
       launch(&deformable_keys<S>, blocks, kThreads, stream, a, s, keys.Current(), ids.Current());

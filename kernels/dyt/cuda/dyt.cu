@@ -42,11 +42,11 @@ __device__ __forceinline__ float forward_tanh(float x) {
 
 // Columns and rows of a thread: N columns from col on, rows first, first + step, ...
 template <int N>
-struct Place {
+struct Position {
   int64_t col, first, step;
   int group, lanes;
   bool has;
-  __device__ Place(int64_t cols, int lanes) : lanes(lanes) {
+  __device__ Position(int64_t cols, int lanes) : lanes(lanes) {
     const int lane = int(threadIdx.x) % lanes, groups = int(blockDim.x) / lanes;
     group = int(threadIdx.x) / lanes;
     col = (int64_t{blockIdx.x} * lanes + lane) * N;
@@ -74,7 +74,7 @@ __device__ __forceinline__ float number(const Parameter& p) {
 // The rows of a thread, kRows at a time: all loads of some rows stand before the first use of one.
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, kForwardBlocks) dyt_forward(const Forward a, int lanes) {
-  const Place<N> p(a.cols, lanes);
+  const Position<N> p(a.cols, lanes);
   grid_dependency_wait();
   if (!p.has) return;
   const float alpha = number(a.alpha);
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks) dyt_forward(const Fo
 template <class T, int N>
 class RowsAhead {
  public:
-  __device__ RowsAhead(const Backward& a, const Place<N>& p, uint4* ring) : a_(a), p_(p), ring_(ring + threadIdx.x) {
+  __device__ RowsAhead(const Backward& a, const Position<N>& p, uint4* ring) : a_(a), p_(p), ring_(ring + threadIdx.x) {
     x_ = static_cast<const T*>(a.x) + p.col, dy_ = static_cast<const T*>(a.dy) + p.col;
     if constexpr (N > 1) {
 #pragma unroll
@@ -150,7 +150,7 @@ class RowsAhead {
     unpack(some, f);
   }
   const Backward& a_;
-  const Place<N>& p_;
+  const Position<N>& p_;
   uint4* ring_;  // [depth][2][threads]
   const T *x_, *dy_;
   int slot_ = 0;
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks) dyt_backward(const 
   __shared__ RowSum<1>::Memory memory;
   extern __shared__ uint4 ring[];  // then the sums of a block's rows at once: [2 N][threads]
   RowSum<1> sum_of(memory, int(blockDim.x));
-  const Place<N> p(a.cols, lanes);
+  const Position<N> p(a.cols, lanes);
   grid_dependency_wait();
   launch_dependents();
   RowsAhead<T, N> rows(a, p, ring);

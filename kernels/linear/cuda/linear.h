@@ -1,4 +1,4 @@
-// The same on a GPU, of 16-bit numbers, and greedy choices. A launch on `stream` of the current device; errors are
+// The same on a GPU, of 16-bit elements, and greedy choices. A launch on `stream` of the current device; errors are
 // thrown.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace linear::cuda {
 void few_rows(const kernels::gpu::FewRows& a, kernels::Stream stream);  // what fits_few_rows() says yes to
 bool few_rows_pay(const kernels::gpu::FewRows& a);                      // on the current device
 
-struct Largest {
+struct Argmax {
   kernels::DType dtype;
   const void* x;  // [rows, cols]
   int64_t x_stride, rows, cols;
@@ -22,7 +22,7 @@ struct Largest {
   int64_t* said = nullptr;
   const int64_t* at = nullptr;
 };
-void largest(const Largest& a, kernels::Stream stream);
+void argmax(const Argmax& a, kernels::Stream stream);
 
 void sample(const Sample& a, kernels::Stream stream);
 

@@ -157,8 +157,8 @@ __device__ __forceinline__ uint32_t four_codes(const R& row, int block, int grou
   }
 }
 
-// Two words of two numbers each: the codes less `zero`, as T. The byte is the end of T's mantissa after a power of two,
-// which is subtracted again: both are exact. Eight bits with a sign are seven and the sign's own weight.
+// Two words of two elements each: the codes less `zero`, as T. The byte is the end of T's mantissa after a power of
+// two, which is subtracted again: both are exact. Eight bits with a sign are seven and the sign's own weight.
 template <Packing P, class T>
 __device__ __forceinline__ void integers_of(uint32_t codes, uint32_t& first, uint32_t& second,
                                             uint32_t zero = uint32_t(Layout<P>::kZero)) {

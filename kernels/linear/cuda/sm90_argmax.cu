@@ -13,7 +13,7 @@ using namespace kernels::gpu;
 
 constexpr int kThreads = 512, kBlocks = 8, kWarps = kThreads / 32;
 
-// The key of a larger number is larger, and of equal numbers that of the first one. NaN is larger than all.
+// The key of a larger element is larger, and of equal elements that of the first one. NaN is larger than all.
 using Key = unsigned long long;
 __device__ __forceinline__ Key key_of(float f, uint32_t place) {
   const uint32_t bits = __float_as_uint(f + 0.f);  // -0 is 0
@@ -27,7 +27,7 @@ __device__ __forceinline__ Key of_warp(Key key) {
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
+__global__ void __launch_bounds__(kThreads) argmax_kernel(const Argmax a) {
   __shared__ Key of_warps[kWarps];
   __shared__ Key of_blocks[kBlocks];  // in the first one
   __shared__ Mbarrier received;
@@ -73,17 +73,17 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const Largest a) {
 }
 
 template <class T, int N>
-void launch_largest(const Largest& a, Stream stream) {
-  launch_after_with_memory<largest_kernel<T, N>>(/*bytes=*/0, a.rows * kBlocks, kThreads, kBlocks, stream, a);
+void launch_argmax(const Argmax& a, Stream stream) {
+  launch_after_with_memory<argmax_kernel<T, N>>(/*bytes=*/0, a.rows * kBlocks, kThreads, kBlocks, stream, a);
 }
 
 }  // namespace
 
-void largest(const Largest& a, Stream stream) {
+void argmax(const Argmax& a, Stream stream) {
   if (a.rows == 0) return;
   with_dtype(a.dtype, [&]<typename T>() {
-    aligned(a.x, a.x_stride, a.dtype, a.rows) ? launch_largest<T, kPerVector<T>>(a, stream)
-                                              : launch_largest<T, 1>(a, stream);
+    aligned(a.x, a.x_stride, a.dtype, a.rows) ? launch_argmax<T, kPerVector<T>>(a, stream)
+                                              : launch_argmax<T, 1>(a, stream);
   });
 }
 

@@ -189,15 +189,15 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
   kernels::run_on(
       device,
       [&](auto stream) {
-        linear::cuda::largest({.dtype = kernels::dtype_of(x, kOp),
-                               .x = in.data,
-                               .x_stride = in.stride,
-                               .rows = in.rows,
-                               .cols = in.cols,
-                               .place = static_cast<int64_t*>(place.data_ptr()),
-                               .said = said ? static_cast<int64_t*>(said->data_ptr()) : nullptr,
-                               .at = at ? static_cast<const int64_t*>(at->data_ptr()) : nullptr},
-                              stream);
+        linear::cuda::argmax({.dtype = kernels::dtype_of(x, kOp),
+                              .x = in.data,
+                              .x_stride = in.stride,
+                              .rows = in.rows,
+                              .cols = in.cols,
+                              .place = static_cast<int64_t*>(place.data_ptr()),
+                              .said = said ? static_cast<int64_t*>(said->data_ptr()) : nullptr,
+                              .at = at ? static_cast<const int64_t*>(at->data_ptr()) : nullptr},
+                             stream);
       },
       [&] {
         Tensor to = torch::stable::reshape(place, {in.rows});

@@ -18,7 +18,7 @@ void rows(const LossRows& a, const float* scale, Stream stream);
 
 // The same of logits that lie transposed, [vocab, rows], their rows logits_stride apart, with gradients in their place:
 // a whole number of kColumnRows rows, and neither token_scaling nor labels that are smoothed by class weights. scratch:
-// room for column_scratch numbers.
+// room for column_scratch elements.
 constexpr int64_t kColumnRows = 256;
 int64_t column_scratch(const LossRows& a);
 void columns(const LossRows& a, const float* scale, float* scratch, Stream stream);

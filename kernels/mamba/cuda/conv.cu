@@ -14,11 +14,12 @@ using namespace conv::gpu;
 using kernels::divide_up;
 using kernels::with_dtype;
 
-// Do all rows of a view begin at whole vectors, in a layout where `beside` numbers lie beside each other and the others
-// `apart` and `batches` apart?
-bool whole(const View& v, int64_t along, int64_t apart, int64_t batches, const Problem& p, DType type, int64_t count) {
+// Do all rows of a view begin at whole vectors, in a layout where `beside` elements lie beside each other and the
+// others `apart` and `batches` apart?
+bool whole(const View& v, int64_t contiguous, int64_t apart, int64_t batches, const Problem& p, DType type,
+           int64_t count) {
   const uint64_t rows = (count > 1 ? uint64_t(apart) : 0) | (p.batch > 1 ? uint64_t(batches) : 0);
-  return v.type == type && along == 1 && rows % kVector == 0 &&
+  return v.type == type && contiguous == 1 && rows % kVector == 0 &&
          reinterpret_cast<uintptr_t>(v.data) % kernels::kVectorBytes == 0;
 }
 bool whole_steps(const Problem& p, const View& v) {
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) sum_partials(const Backward a, int64
     write(a.dbias, 0, channel, 0, float(sum));
 }
 
-// What Dividers take; half of that many numbers would fill any GPU.
+// What Dividers take; half of that many elements would fill any GPU.
 void check_rows(int64_t rows) {
   if (rows >> 31 != 0)
     throw std::runtime_error("causal_conv1d: expected batch x channels below 2^31; got " + std::to_string(rows) +

@@ -62,7 +62,7 @@ __device__ __forceinline__ Filters<kTaps, kN> load_filters(const Problem& p, int
   return f;
 }
 
-// A step's numbers and those of the kTaps - 1 before it, [0] the newest.
+// A step's elements and those of the kTaps - 1 before it, [0] the newest.
 template <int kTaps, int kN>
 struct History {
   float x[kTaps][kN];
@@ -114,7 +114,7 @@ struct History {
   }
 };
 
-// 16 bytes of 16-bit numbers.
+// 16 bytes of 16-bit elements.
 template <class T>
 constexpr int kForwardChannels = std::is_void_v<T> ? 1 : 8;
 

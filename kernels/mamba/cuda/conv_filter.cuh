@@ -12,7 +12,7 @@ using namespace mamba::gpu;
 using kernels::gpu::unpack;
 
 constexpr int kThreads = 128;
-constexpr int kVector = 8;  // numbers of a thread that lie beside each other: 16 or 32 bytes
+constexpr int kVector = 8;  // elements of a thread that lie beside each other: 16 or 32 bytes
 
 // kTaps is width rounded up to 4 or 8. Taps from width on are skipped, not multiplied by 0: infinity stays where it is.
 template <int kTaps>
@@ -56,7 +56,7 @@ __device__ __forceinline__ float through_scaled_silu(float dy, float scaled) {
   return dy * s * fmaf(scaled, fmaf(s, -kLn2 * kLn2, kLn2 * kLn2), kUnscale);
 }
 
-// kVector numbers that lie beside each other; p is at a whole vector.
+// kVector elements that lie beside each other; p is at a whole vector.
 template <class T>
 __device__ __forceinline__ void load_vector(const View& v, int64_t at, float (&f)[kVector]) {
   load_floats<kVector>(static_cast<const T*>(v.data) + at, f);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_vector(const View& v, int64_t at, const fl
   store_floats<kVector>(static_cast<T*>(v.data) + at, f);
 }
 
-// kN numbers as they lie, 8 bytes of them or more: registers are dear until the numbers are wanted.
+// kN elements as they lie, 8 bytes of them or more: registers are dear until the elements are wanted.
 template <class T, int kN>
 struct Loaded {
   uint32_t w[kN * sizeof(T) / 4];

@@ -1,6 +1,6 @@
 // The convolution where steps lie beside each other, and of any other layout but channels beside each other. A thread
-// has kVector steps of one channel; what comes before them is the neighbouring lane's. T = void: numbers one at a time,
-// of any type, stride and alignment.
+// has kVector steps of one channel; what comes before them is the neighbouring lane's. T = void: elements one at a
+// time, of any type, stride and alignment.
 #pragma once
 
 #include "kernels/common/gpu/launch.h"

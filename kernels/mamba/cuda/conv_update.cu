@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads, 8) update(const Update a) {
     write(a.state, row, channel, c, read(p.x, batch, channel, c + p.length - a.columns));
 }
 
-// One token of four taps where all has one type and channels lie beside each other, in the state kColumns numbers each:
-// a thread has kBeside channels, and its loads are under way together.
+// One token of four taps where all has one type and channels lie beside each other, in the state kColumns elements
+// each: a thread has kBeside channels, and its loads are under way together.
 constexpr int kFour = 4, kBeside = 4;
 
 template <class T, int kColumns>
@@ -109,8 +109,8 @@ __global__ void __launch_bounds__(kThreads) update_one(const Update a, uint32_t 
 
 bool takes_one(const Update& a) {
   const Problem& p = a.of;
-  const auto fits = [&](const View& v, int64_t numbers) {  // of a channel
-    return v.type == p.x.type && v.channel == numbers && (numbers == 1 || v.step == 1) && v.batch % kBeside == 0 &&
+  const auto fits = [&](const View& v, int64_t elements) {  // of a channel
+    return v.type == p.x.type && v.channel == elements && (elements == 1 || v.step == 1) && v.batch % kBeside == 0 &&
            reinterpret_cast<uintptr_t>(v.data) % kernels::kVectorBytes == 0;
   };
   return p.length == 1 && p.width == kFour && a.lengths == nullptr && (a.columns == 3 || a.columns == 4) &&

@@ -89,7 +89,7 @@ void gated_norm_forward(const gated_norm::Forward& a, Stream stream) {
       kernels::gpu::launch(kernel, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
     };
     if (!vectors)
-      kernels::gpu::launch(&forward_again<T, kNormFirst>, l.units, kAgainThreads, stream, a, l);
+      kernels::gpu::launch(&forward_two_pass<T, kNormFirst>, l.units, kTwoPassThreads, stream, a, l);
     else if (held.vectors == 1)
       go(&forward_held<T, 1, kSmallBlock, kNormFirst>);
     else if (held.lanes <= kMiddleBlock)
@@ -117,9 +117,9 @@ void gated_norm_backward(const gated_norm::Backward& a, Stream stream) {
             kBytes, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
       };
       if (!vectors) {
-        const int64_t blocks = divide_up(p.cols, kAgainThreads);
-        kernels::gpu::launch(&backward_again<T, kNormFirst>, p.rows * l.groups, kAgainThreads, stream, a, l);
-        kernels::gpu::launch(&weight_again<T, kNormFirst>, chunks * blocks, kAgainThreads, stream, a, l, blocks);
+        const int64_t blocks = divide_up(p.cols, kTwoPassThreads);
+        kernels::gpu::launch(&backward_again<T, kNormFirst>, p.rows * l.groups, kTwoPassThreads, stream, a, l);
+        kernels::gpu::launch(&weight_again<T, kNormFirst>, chunks * blocks, kTwoPassThreads, stream, a, l, blocks);
       } else if (held.vectors == 1) {
         go.template operator()<1, kSmallBlock>();
       } else if (held.lanes <= kSmallBlock) {

@@ -50,9 +50,9 @@ __global__ void __launch_bounds__(kThreads) sum_channels(const scan::Backward a)
   take(a.dbias, 1);
 }
 
-Along along_of(const scan::Backward& a) {
+Contiguous contiguous_of(const scan::Backward& a) {
   const Problem& p = a.of;
-  return scan::gpu::along_of(p, {p.u, p.delta, p.z, a.dy, a.du, a.ddelta, a.dz});
+  return scan::gpu::contiguous_of(p, {p.u, p.delta, p.z, a.dy, a.du, a.ddelta, a.dz});
 }
 
 // With one channel a lane and its 4 states a multiprocessor has four blocks, with two channels two.
@@ -67,7 +67,7 @@ BackwardPlan plan_of(const Problem& p, int64_t channels, const Tensors& tensors)
 
 void whole(const scan::Backward& a, Stream stream) {
   const scan::Problem& p = a.of;
-  with_shape<kBackwardEach>(p, along_of(a), [&]<class T, Along kAlong, class S>() {
+  with_shape<kBackwardEach>(p, contiguous_of(a), [&]<class T, Contiguous kContiguous, class S>() {
     const BackwardPlan plan = plan_of(p, S::kChannels,
                                       {{p.u,
                                         p.delta,
@@ -79,17 +79,17 @@ void whole(const scan::Backward& a, Stream stream) {
                                         p.b.view,
                                         p.c.view,
                                         {a.token_sums, DType::kFloat32, 0, 0, 2 * p.states}}});
-    with_kinds<kAlong>(p, [&]<bool kPacked, bool kConstant>() {
-      kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kAlong, S, kPacked, kConstant>>(
-          sizeof(BackwardMemory<T, kAlong, S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
+    with_kinds<kContiguous>(p, [&]<bool kPacked, bool kConstant>() {
+      kernels::gpu::launch_with_memory<&scan::gpu::backward<T, kContiguous, S, kPacked, kConstant>>(
+          sizeof(BackwardMemory<T, kContiguous, S>), p.batch * p.groups * plan.slots, kThreads, stream, a, plan);
     });
   });
 }
 void add_tokens(const scan::Backward& a, Stream stream) {
   const scan::Problem& p = a.of;
-  const int64_t numbers = p.batch * p.groups * p.length * 2 * p.states;
-  if (numbers > 0 && !(p.b.constant && p.c.constant))
-    kernels::gpu::launch(&sum_tokens, divide_up(numbers, kThreads), kThreads, stream, a, scan_slots(p));
+  const int64_t elements = p.batch * p.groups * p.length * 2 * p.states;
+  if (elements > 0 && !(p.b.constant && p.c.constant))
+    kernels::gpu::launch(&sum_tokens, divide_up(elements, kThreads), kThreads, stream, a, scan_slots(p));
 }
 
 scan::Backward part_of(const scan::Backward& a, int64_t entry, int64_t first, int64_t steps, int64_t parts) {
@@ -107,7 +107,7 @@ scan::Backward part_of(const scan::Backward& a, int64_t entry, int64_t first, in
 Split split(const scan::Problem& p) {
   constexpr int64_t kBlocks = 264;  // two a multiprocessor
   int64_t blocks = 0;
-  with_shape<kBackwardEach>(p, Along::kAny, [&]<class T, Along kAlong, class S>() {
+  with_shape<kBackwardEach>(p, Contiguous::kAny, [&]<class T, Contiguous kContiguous, class S>() {
     blocks = p.groups * divide_up(p.channels / p.groups, S::kChannels);
   });
   return split_of(p, blocks, kBlocks);
@@ -120,8 +120,9 @@ int64_t entries_of(const scan::Problem& p, const Split& s) {
 
 int64_t scan_slots(const scan::Problem& p) {
   int64_t slots = 1;
-  with_shape<kBackwardEach>(p, Along::kAny,
-                            [&]<class T, Along kAlong, class S>() { slots = plan_of(p, S::kChannels, {}).slots; });
+  with_shape<kBackwardEach>(p, Contiguous::kAny, [&]<class T, Contiguous kContiguous, class S>() {
+    slots = plan_of(p, S::kChannels, {}).slots;
+  });
   return slots;
 }
 

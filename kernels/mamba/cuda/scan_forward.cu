@@ -18,18 +18,18 @@ constexpr int kForwardEach = 2;
 template <bool kStates>
 void go(const scan::Forward& a, Stream stream) {
   const scan::Problem& p = a.of;
-  const Along along = along_of(p, {p.u, p.delta, p.z, a.y});
-  with_shape<kForwardEach>(p, along, [&]<class T, Along kAlong, class S>() {
+  const Contiguous contiguous = contiguous_of(p, {p.u, p.delta, p.z, a.y});
+  with_shape<kForwardEach>(p, contiguous, [&]<class T, Contiguous kContiguous, class S>() {
     const int64_t blocks = kernels::divide_up(p.channels / p.groups, S::kChannels);
     const auto launch = [&]<bool kPacked, bool kConstant, bool kOnly>() {
-      kernels::gpu::launch_with_memory<&scan::gpu::forward<T, kAlong, S, kPacked, kConstant, kOnly>>(
-          sizeof(ForwardMemory<T, kAlong, S>), p.batch * p.groups * blocks, kThreads, stream, a, blocks,
+      kernels::gpu::launch_with_memory<&scan::gpu::forward<T, kContiguous, S, kPacked, kConstant, kOnly>>(
+          sizeof(ForwardMemory<T, kContiguous, S>), p.batch * p.groups * blocks, kThreads, stream, a, blocks,
           token_layouts(p));
     };
-    if constexpr (kStates && kAlong != Along::kAny)
+    if constexpr (kStates && kContiguous != Contiguous::kAny)
       launch.template operator()<false, false, true>();
     else
-      with_kinds<kAlong>(
+      with_kinds<kContiguous>(
           p, [&]<bool kPacked, bool kConstant>() { launch.template operator()<kPacked, kConstant, false>(); });
   });
 }
@@ -50,7 +50,7 @@ scan::Forward part_of(const scan::Forward& a, int64_t entry, int64_t first, int6
 Split split(const scan::Problem& p) {
   constexpr int64_t kBlocks = 528;
   int64_t blocks = 0;
-  with_shape<kForwardEach>(p, Along::kAny, [&]<class T, Along kAlong, class S>() {
+  with_shape<kForwardEach>(p, Contiguous::kAny, [&]<class T, Contiguous kContiguous, class S>() {
     blocks = p.groups * kernels::divide_up(p.channels / p.groups, S::kChannels);
   });
   return split_of(p, blocks, kBlocks);
@@ -74,7 +74,7 @@ void scan_forward(const scan::Forward& a, float* memory, Stream stream) {
     go<true>(alone, stream);  // y, where it is written, is written again
     const View last = entry_of(a.last, entry), behind = s.tail > 0 ? states.from(s.parts) : last;
     join<false>(parts.of, states, sums, entry_of(p.initial, entry), behind, stream);
-    parts.of.initial = parts.last = states.from(0);  // a lane reads its numbers before it writes them
+    parts.of.initial = parts.last = states.from(0);  // a lane reads its elements before it writes them
     go<false>(parts, stream);
     if (s.tail == 0) continue;
     scan::Forward tail = part_of(a, entry, s.parts * s.steps, s.tail, 1);

@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4
 // Backward: a warp goes through a part of a row as backward_steps does.
 template <class T>
 struct alignas(16) Tile {                 // in shared memory: one is worked on, the next is under way
-  T x[kPerVector<T> + kTile], dy[kTile];  // x: the last numbers before the tile too
+  T x[kPerVector<T> + kTile], dy[kTile];  // x: the last elements before the tile too
 };
 
 constexpr int kHalo = kVector / 2;  // steps before a vector that are loaded: one is there for the alignment alone
@@ -234,14 +234,14 @@ class Steps {
     next_ += kUnrolled * apart_;
   }
   __device__ __forceinline__ void get(int half, int slot, float (&f)[kN]) const {
-    Loaded<T, kN> numbers;
+    Loaded<T, kN> elements;
 #pragma unroll
     for (int i = 0; i < kBytes / kPiece; ++i) {
       const Piece piece = memory_[half][slot][i][threadIdx.x];
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) numbers.w[i * kWords + w] = piece.w[w];
+      for (int w = 0; w < kWords; ++w) elements.w[i * kWords + w] = piece.w[w];
     }
-    unpack(numbers, f);
+    unpack(elements, f);
   }
 
  private:

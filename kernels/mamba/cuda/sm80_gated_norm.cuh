@@ -11,7 +11,7 @@ namespace mamba::gated_norm::gpu {
 
 using namespace mamba::gpu;
 
-constexpr int kAgainThreads = 256;
+constexpr int kTwoPassThreads = 256;
 
 struct Layout {
   int lanes;       // of a group: a part of a warp, or a block
@@ -181,31 +181,31 @@ __global__ void __launch_bounds__(kMaxLanes, 640 / kMaxLanes) backward_held(cons
   }
 }
 
-// ---- a block a group, whose numbers are read twice
+// ---- a block a group, whose elements are read twice
 template <class T, bool kNormFirst>
-__global__ void __launch_bounds__(kAgainThreads) forward_again(const Forward a, const Layout l) {
+__global__ void __launch_bounds__(kTwoPassThreads) forward_two_pass(const Forward a, const Layout l) {
   __shared__ typename RowSum<1>::Memory memory;
   const Problem& p = a.of;
   const int64_t row = blockIdx.x / l.groups, group = blockIdx.x % l.groups, first = group * p.group;
   const T *x = row_of<T>(p.x, row, p.x_stride) + first, *z = row_of<T>(p.z, row, p.z_stride) + first;
   float squares[1] = {0.f};
-  for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads) {
+  for (int64_t c = threadIdx.x; c < p.group; c += kTwoPassThreads) {
     float u = to_float(x[c]);
     if constexpr (!kNormFirst) u *= gate_of(to_float(z[c])).value;
     squares[0] += u * u;
   }
-  RowSum<1> sum(memory, kAgainThreads);
+  RowSum<1> sum(memory, kTwoPassThreads);
   sum(squares);
   const float rstd = rsqrtf(squares[0] / float(p.group) + p.eps);
   if (a.rstd != nullptr && threadIdx.x == 0) a.rstd[blockIdx.x] = rstd;
-  for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads) {
+  for (int64_t c = threadIdx.x; c < p.group; c += kTwoPassThreads) {
     const float y = to_float(x[c]) * gate_of(to_float(z[c])).value * rstd * p.weight[first + c];
     row_of<T>(a.y, row, p.cols)[first + c] = from_float<T>(y);
   }
 }
 
 template <class T, bool kNormFirst>
-__global__ void __launch_bounds__(kAgainThreads) backward_again(const Backward a, const Layout l) {
+__global__ void __launch_bounds__(kTwoPassThreads) backward_again(const Backward a, const Layout l) {
   __shared__ typename RowSum<1>::Memory memory;
   const Problem& p = a.of;
   const int64_t row = blockIdx.x / l.groups, group = blockIdx.x % l.groups, first = group * p.group;
@@ -213,12 +213,12 @@ __global__ void __launch_bounds__(kAgainThreads) backward_again(const Backward a
   const T* dy = row_of<T>(a.dy, row, a.dy_stride) + first;
   const float rstd = a.rstd[blockIdx.x];
   float dot[1] = {0.f};
-  for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads)
+  for (int64_t c = threadIdx.x; c < p.group; c += kTwoPassThreads)
     dot[0] += to_float(dy[c]) * rstd * p.weight[first + c] * to_float(x[c]) * gate_of(to_float(z[c])).value;
-  RowSum<1> sum(memory, kAgainThreads);
+  RowSum<1> sum(memory, kTwoPassThreads);
   sum(dot);
   const float slope = slope_of(dot[0], rstd, 1.f / float(p.group));
-  for (int64_t c = threadIdx.x; c < p.group; c += kAgainThreads) {
+  for (int64_t c = threadIdx.x; c < p.group; c += kTwoPassThreads) {
     const float gate = to_float(z[c]);
     const Gradients g = differentiate<kNormFirst>(to_float(dy[c]) * rstd * p.weight[first + c], to_float(x[c]),
                                                   gated(gate, sigmoid(gate), 1.f), slope);
@@ -228,9 +228,9 @@ __global__ void __launch_bounds__(kAgainThreads) backward_again(const Backward a
 }
 // Its dweight: a thread has a column of a chunk of rows.
 template <class T, bool kNormFirst>
-__global__ void __launch_bounds__(kAgainThreads) weight_again(const Backward a, const Layout l, int64_t blocks) {
+__global__ void __launch_bounds__(kTwoPassThreads) weight_again(const Backward a, const Layout l, int64_t blocks) {
   const Problem& p = a.of;
-  const int64_t chunk = blockIdx.x / blocks, c = blockIdx.x % blocks * kAgainThreads + threadIdx.x;
+  const int64_t chunk = blockIdx.x / blocks, c = blockIdx.x % blocks * kTwoPassThreads + threadIdx.x;
   if (c >= p.cols) return;
   const int64_t end = (chunk + 1) * l.chunk < p.rows ? (chunk + 1) * l.chunk : p.rows;
   float total = 0.f;

@@ -16,11 +16,11 @@ namespace mamba::scan::gpu {
 using namespace mamba::gpu;
 
 constexpr int kThreads = 128, kWarps = kThreads / 32;
-constexpr int kVector = 8;  // numbers of a thread's access
+constexpr int kVector = 8;  // elements of a thread's access
 
-// How numbers lie that are worked on one by one: of any type and stride, or all of T in whole vectors along channels or
-// along steps.
-enum class Along { kAny, kChannels, kSteps };
+// How elements lie that are worked on one by one: of any type and stride, or all of T in whole vectors along channels
+// or along steps.
+enum class Contiguous { kAny, kChannels, kSteps };
 
 // Lanes of a channel, states of a lane, channels of a lane.
 template <int kLanesOf, int kPerLane, int kChannelsPerLane>
@@ -66,7 +66,7 @@ struct Shape {
 };
 
 // The block's place.
-struct Place {
+struct Position {
   int64_t batch, group, channel;  // the first
   int channels;                   // that there are, up to the block's
 };
@@ -75,17 +75,17 @@ struct Place {
 struct VectorAt {
   int channel, step;
 };
-template <Along kAlong>
-constexpr int kWide = kAlong == Along::kAny ? 1 : kVector;
-template <Along kAlong, int kChannels, int kSteps>
-constexpr int kVectors = kChannels* kSteps / kWide<kAlong> / kThreads;
-template <Along kAlong, int kChannels, int kSteps>
+template <Contiguous kContiguous>
+constexpr int kWide = kContiguous == Contiguous::kAny ? 1 : kVector;
+template <Contiguous kContiguous, int kChannels, int kSteps>
+constexpr int kVectors = kChannels* kSteps / kWide<kContiguous> / kThreads;
+template <Contiguous kContiguous, int kChannels, int kSteps>
 __device__ __forceinline__ VectorAt vector_at(int k) {
-  static_assert(kVectors<kAlong, kChannels, kSteps> * kWide<kAlong> * kThreads == kChannels * kSteps);
+  static_assert(kVectors<kContiguous, kChannels, kSteps> * kWide<kContiguous> * kThreads == kChannels * kSteps);
   const int i = k * kThreads + int(threadIdx.x);
-  if constexpr (kAlong == Along::kChannels) {
+  if constexpr (kContiguous == Contiguous::kChannels) {
     return {i % (kChannels / kVector) * kVector, i / (kChannels / kVector)};
-  } else if constexpr (kAlong == Along::kSteps) {
+  } else if constexpr (kContiguous == Contiguous::kSteps) {
     const int row = i / (kSteps / kVector);
     return {row % (kChannels / 8) * 8 + row / (kChannels / 8), i % (kSteps / kVector) * kVector};
   } else {
@@ -93,26 +93,26 @@ __device__ __forceinline__ VectorAt vector_at(int k) {
   }
 }
 // fn(k, channel, step) for all of them. kInTurn: one after the other, where those of all would take too many registers.
-template <Along kAlong, int kChannels, int kSteps, bool kInTurn = false, class Fn>
+template <Contiguous kContiguous, int kChannels, int kSteps, bool kInTurn = false, class Fn>
 __device__ __forceinline__ void for_vectors(const Fn& fn) {
-  constexpr int kCount = kVectors<kAlong, kChannels, kSteps>;
-#pragma unroll(kInTurn || kAlong == Along::kAny ? 1 : kCount)
+  constexpr int kCount = kVectors<kContiguous, kChannels, kSteps>;
+#pragma unroll(kInTurn || kContiguous == Contiguous::kAny ? 1 : kCount)
   for (int k = 0; k < kCount; ++k) {
-    const VectorAt v = vector_at<kAlong, kChannels, kSteps>(k);
+    const VectorAt v = vector_at<kContiguous, kChannels, kSteps>(k);
     fn(k, v.channel, v.step);
   }
 }
 
 // Where the thread's vectors of a tensor's tiles lie. A place is 30 instructions of 64 bits, a step to the next two.
-template <Along kAlong, class T, int kChannels, int kSteps>
+template <Contiguous kContiguous, class T, int kChannels, int kSteps>
 class Cursor {
  public:
-  __device__ __forceinline__ Cursor(const View& v, const Place& at) {
-    const VectorAt first = vector_at<kAlong, kChannels, kSteps>(0);
+  __device__ __forceinline__ Cursor(const View& v, const Position& at) {
+    const VectorAt first = vector_at<kContiguous, kChannels, kSteps>(0);
     if (v.data != nullptr) at_ = static_cast<T*>(v.data) + place(v, at.batch, at.channel + first.channel, first.step);
   }
   __device__ __forceinline__ T* operator()(const View& v, int k) const {
-    if constexpr (kAlong == Along::kChannels)
+    if constexpr (kContiguous == Contiguous::kChannels)
       return at_ + k * (kThreads / (kChannels / kVector)) * v.step;
     else
       return at_ + k * (kThreads / (kSteps / kVector) / (kChannels / 8)) * v.channel;
@@ -124,8 +124,8 @@ class Cursor {
 };
 
 template <int kChannels, int kSteps>
-struct Cursor<Along::kAny, void, kChannels, kSteps> {
-  __device__ __forceinline__ Cursor(const View&, const Place&) {}
+struct Cursor<Contiguous::kAny, void, kChannels, kSteps> {
+  __device__ __forceinline__ Cursor(const View&, const Position&) {}
   __device__ __forceinline__ void next(const View&) {}
 };
 
@@ -151,7 +151,7 @@ struct Raw {
   }
 };
 template <int kCount>
-struct Raw<void, kCount> {};  // numbers one by one are read where they are wanted
+struct Raw<void, kCount> {};  // elements one by one are read where they are wanted
 
 // ---- where sequences begin
 struct Marks {
@@ -191,7 +191,7 @@ struct Tokens {
   int states, steps;   // that there are
   const Marks* marks;  // null: all count
 };
-__device__ __forceinline__ int64_t tokens_begin(const Coefficients& from, const Place& at, int64_t first) {
+__device__ __forceinline__ int64_t tokens_begin(const Coefficients& from, const Position& at, int64_t first) {
   return at.group * from.group + at.batch * from.view.batch + first * from.view.step;
 }
 template <class S, int kSteps>
@@ -207,14 +207,14 @@ __device__ __forceinline__ void load_tokens_each(const Coefficients& from, const
 // 16 states of T in whole vectors, along steps or along states: each number by itself would cost a tenth of the
 // forward's instructions. Vector i of a tile:
 template <class S, int kSteps>
-__device__ __forceinline__ VectorAt token_vector(Along along, int i) {  // its state, its step
-  if (along == Along::kSteps) return {i / (kSteps / kVector), i % (kSteps / kVector) * kVector};
+__device__ __forceinline__ VectorAt token_vector(Contiguous contiguous, int i) {  // its state, its step
+  if (contiguous == Contiguous::kSteps) return {i / (kSteps / kVector), i % (kSteps / kVector) * kVector};
   return {i % (S::kStates / kVector) * kVector, i / (S::kStates / kVector)};
 }
 template <class S>
 __device__ __forceinline__ void store_token_vector(const float (&f)[kVector], VectorAt v, const Marks* marks,
-                                                   Along along, float* tile) {
-  const bool steps = along == Along::kSteps;
+                                                   Contiguous contiguous, float* tile) {
+  const bool steps = contiguous == Contiguous::kSteps;
 #pragma unroll
   for (int e = 0; e < kVector; ++e) {
     const int step = steps ? v.step + e : v.step, state = steps ? v.channel : v.channel + e;
@@ -223,23 +223,24 @@ __device__ __forceinline__ void store_token_vector(const float (&f)[kVector], Ve
 }
 // How B or C lie; kAny: take them one by one.
 struct TokenLayouts {
-  Along b, c;
+  Contiguous b, c;
 };
 template <class T, class S, int kSteps>
-__device__ __forceinline__ void load_tokens(const Coefficients& from, const Tokens& t, Along along, float* tile) {
+__device__ __forceinline__ void load_tokens(const Coefficients& from, const Tokens& t, Contiguous contiguous,
+                                            float* tile) {
   if constexpr (!std::is_void_v<T>) {
-    if (along != Along::kAny) {
+    if (contiguous != Contiguous::kAny) {
 #pragma unroll
       for (int k = 0; k < (kSteps * S::kStates / kVector + kThreads - 1) / kThreads; ++k) {
         const int i = k * kThreads + int(threadIdx.x);
-        const VectorAt v = token_vector<S, kSteps>(along, i);
+        const VectorAt v = token_vector<S, kSteps>(contiguous, i);
         if (i >= kSteps * S::kStates / kVector) break;
         float f[kVector] = {};
         if (v.step < t.steps)
           load_floats<kVector>(
               static_cast<const T*>(from.view.data) + t.begin + v.channel * from.view.channel + v.step * from.view.step,
               f);
-        store_token_vector<S>(f, v, t.marks, along, tile);
+        store_token_vector<S>(f, v, t.marks, contiguous, tile);
       }
       return;
     }
@@ -249,7 +250,7 @@ __device__ __forceinline__ void load_tokens(const Coefficients& from, const Toke
 
 // ---- what a block has of its channels: D and the bias of delta
 template <class S>
-__device__ __forceinline__ void load_channels(const Problem& p, const Place& at, float* skip, float* bias) {
+__device__ __forceinline__ void load_channels(const Problem& p, const Position& at, float* skip, float* bias) {
   for (int c = int(threadIdx.x); c < S::kChannels; c += kThreads) {
     skip[c] = c < at.channels ? read_or_zero(p.d, at.channel + c) : 0.f;
     bias[c] = c < at.channels ? read_or_zero(p.delta_bias, at.channel + c) : 0.f;
@@ -258,8 +259,8 @@ __device__ __forceinline__ void load_channels(const Problem& p, const Place& at,
 
 // ---- what a lane has of its channels
 template <class S>
-__device__ __forceinline__ void load_numbers(const View& v, const Problem& p, const Place& at, int64_t batch,
-                                             float scale, float (&to)[S::kEach][S::kPer]) {
+__device__ __forceinline__ void load_elements(const View& v, const Problem& p, const Position& at, int64_t batch,
+                                              float scale, float (&to)[S::kEach][S::kPer]) {
   const int first = S::place() * S::kPer;
 #pragma unroll
   for (int e = 0; e < S::kEach; ++e) {
@@ -271,8 +272,8 @@ __device__ __forceinline__ void load_numbers(const View& v, const Problem& p, co
   }
 }
 template <class S>
-__device__ __forceinline__ void store_numbers(const View& v, const Problem& p, const Place& at, int64_t batch,
-                                              int64_t first_row, const float (&from)[S::kEach][S::kPer]) {
+__device__ __forceinline__ void store_elements(const View& v, const Problem& p, const Position& at, int64_t batch,
+                                               int64_t first_row, const float (&from)[S::kEach][S::kPer]) {
   const int first = S::place() * S::kPer;
 #pragma unroll
   for (int e = 0; e < S::kEach; ++e) {
@@ -295,13 +296,13 @@ __device__ __forceinline__ void load_shared(const float* from, float (&f)[kCount
 }
 
 // Numbers of the channels of a vector: of one channel, or of each element's.
-template <Along kAlong, int kN>
-__device__ __forceinline__ void of_channels(const float* numbers, int channel, float (&f)[kN]) {
-  if constexpr (kAlong == Along::kChannels) {
-    load_shared(numbers + channel, f);
+template <Contiguous kContiguous, int kN>
+__device__ __forceinline__ void of_channels(const float* elements, int channel, float (&f)[kN]) {
+  if constexpr (kContiguous == Contiguous::kChannels) {
+    load_shared(elements + channel, f);
   } else {
 #pragma unroll
-    for (int e = 0; e < kN; ++e) f[e] = numbers[channel];
+    for (int e = 0; e < kN; ++e) f[e] = elements[channel];
   }
 }
 

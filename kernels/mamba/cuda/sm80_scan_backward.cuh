@@ -218,13 +218,13 @@ struct BackwardPlan {
 template <class S, bool kConstant>
 constexpr int kBackwardBlocks = !kConstant && S::kEach * S::kPer == 4 ? 4 : 2;
 
-template <class T, Along kAlong, class S, bool kPacked, bool kConstant>
+template <class T, Contiguous kContiguous, class S, bool kPacked, bool kConstant>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
     backward(const Backward a, const BackwardPlan plan) {
   // Steps whose powers and states are in registers, with those of constant B and C.
   constexpr int kBack = kConstant && S::kEach * S::kPer > 4 ? kPart / 2 : kPart;
   extern __shared__ __align__(16) float memory[];
-  using Memory = BackwardMemory<T, kAlong, S>;
+  using Memory = BackwardMemory<T, kContiguous, S>;
   Memory& m = *reinterpret_cast<Memory*>(memory);
 
   // ---- prologue: the channel blocks of this block of threads
@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
     if (threadIdx.x < kTensors) {
       const int64_t item = blockIdx.x / unsigned(slots), group = item % p.groups, size = p.channels / p.groups;
       const int64_t left = size - int64_t{block} * S::kChannels, first = (int64_t{chunks} - 1) * kGpuChunk;
-      const Place at{item / p.groups, group, group * size + int64_t{block} * S::kChannels,
-                     int(left < S::kChannels ? left : S::kChannels)};
+      const Position at{item / p.groups, group, group * size + int64_t{block} * S::kChannels,
+                        int(left < S::kChannels ? left : S::kChannels)};
       if (threadIdx.x == 0) m.at = at;
       const View& v = plan.tensors.views[threadIdx.x];
       int64_t& begin = m.begins[threadIdx.x];
@@ -253,11 +253,11 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
     Lane<S> lane{};
     Constant<S> own{};
     for (float* sum = m.sums[0] + threadIdx.x; sum < m.sums[Memory::kSums]; sum += kThreads) *sum = 0.f;
-    load_numbers<S>(p.a, p, m.at, 0, kLog2E, lane.rate);
-    load_numbers<S>(a.dlast, p, m.at, m.at.batch, 1.f, lane.dh);
+    load_elements<S>(p.a, p, m.at, 0, kLog2E, lane.rate);
+    load_elements<S>(a.dlast, p, m.at, m.at.batch, 1.f, lane.dh);
     if constexpr (kConstant) {
-      if (p.b.constant) load_numbers<S>(p.b.view, p, m.at, 0, 1.f, own.b);
-      if (p.c.constant) load_numbers<S>(p.c.view, p, m.at, 0, 1.f, own.c);
+      if (p.b.constant) load_elements<S>(p.b.view, p, m.at, 0, 1.f, own.b);
+      if (p.c.constant) load_elements<S>(p.c.view, p, m.at, 0, 1.f, own.c);
     }
     load_channels<S>(p, m.at, m.skip, m.bias);
     const float* saved = static_cast<const float*>(a.checkpoints.data) +
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
     int steps = int(p.length - (int64_t{chunks} - 1) * kGpuChunk);  // of the last chunk; the others are whole
     if constexpr (kAhead<T>) {
       fetch_saved<S>(saved, p, m);
-      fetch_chunk<T, kAlong, S>(a, plan.layouts, (chunks - 1) % 2, steps, 0, m);
+      fetch_chunk<T, kContiguous, S>(a, plan.layouts, (chunks - 1) % 2, steps, 0, m);
     }
 
     // ---- main loop: chunks from the last to the first
@@ -286,18 +286,18 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
       if constexpr (kAhead<T>) {
         cp_async_wait<0>();
         m.restore(0, lane.h);
-        store_tokens<T, kAlong, S>(plan.layouts, steps, marks, m);
-        if (plan.layouts.b == Along::kAny) load_tokens_each<S, kSteps>(p.b, b, m.b);
-        if (plan.layouts.c == Along::kAny) load_tokens_each<S, kSteps>(p.c, c, m.c);
+        store_tokens<T, kContiguous, S>(plan.layouts, steps, marks, m);
+        if (plan.layouts.b == Contiguous::kAny) load_tokens_each<S, kSteps>(p.b, b, m.b);
+        if (plan.layouts.c == Contiguous::kAny) load_tokens_each<S, kSteps>(p.c, c, m.c);
       } else {
         load_saved<S>(saved, p, m.at, lane.h);
         load_tokens<T, S, kSteps>(p.b, b, plan.layouts.b, m.b);
         load_tokens<T, S, kSteps>(p.c, c, plan.layouts.c, m.c);
       }
       saved -= p.states * p.channels;
-      open_chunk<T, kAlong, S, kPacked>(a, half, steps, m);
+      open_chunk<T, kContiguous, S, kPacked>(a, half, steps, m);
       if constexpr (kAhead<T>) {
-        if (chunk > 0) fetch_chunk<T, kAlong, S>(a, plan.layouts, half ^ 1, kSteps, 1, m);
+        if (chunk > 0) fetch_chunk<T, kContiguous, S>(a, plan.layouts, half ^ 1, kSteps, 1, m);
       }
       __syncthreads();
 
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
         if (!(p.b.constant && p.c.constant)) store_token_sums<S>(a, sums, begin, steps, block == first_block, m);
         if constexpr (Memory::kBuffers == 1) __syncthreads();
       }
-      close_chunk<T, kAlong, S, kPacked>(a, half, steps, m);
+      close_chunk<T, kContiguous, S, kPacked>(a, half, steps, m);
       m.add_rates(lane.da);
       __syncthreads();
       if (threadIdx.x < kTensors) m.begins[threadIdx.x] -= kGpuChunk * plan.tensors.views[threadIdx.x].step;
@@ -334,18 +334,18 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks<S, kConstant>)
     }
 
     // ---- epilogue of a channel block: sums of its channels
-    const Place at = m.at;
+    const Position at = m.at;
     const int64_t rows = channel_rows(p);
     const View channel_sums{a.channel_sums, DType::kFloat32, rows * p.channels, 1, p.channels};
-    if (a.dinitial.data != nullptr) store_numbers<S>(a.dinitial, p, at, at.batch, 0, lane.dh);
+    if (a.dinitial.data != nullptr) store_elements<S>(a.dinitial, p, at, at.batch, 0, lane.dh);
     int64_t row = p.states;
     m.rates(lane.da);
-    store_numbers<S>(channel_sums, p, at, at.batch, 0, lane.da);
+    store_elements<S>(channel_sums, p, at, at.batch, 0, lane.da);
     if constexpr (kConstant) {
-      if (p.b.constant) store_numbers<S>(channel_sums, p, at, at.batch, row, own.db), row += p.states;
-      if (p.c.constant) store_numbers<S>(channel_sums, p, at, at.batch, row, own.dc), row += p.states;
+      if (p.b.constant) store_elements<S>(channel_sums, p, at, at.batch, row, own.db), row += p.states;
+      if (p.c.constant) store_elements<S>(channel_sums, p, at, at.batch, row, own.dc), row += p.states;
     }
-    store_channel_sums<T, kAlong, S>(at, m, channel_sums, row);
+    store_channel_sums<T, kContiguous, S>(at, m, channel_sums, row);
     __syncthreads();
   }
 }

@@ -23,16 +23,16 @@ struct Tensors {
 template <class T>
 constexpr bool kAhead = !std::is_void_v<T> && !std::is_same_v<T, float>;
 constexpr int kOfChunk = kOfDy + 1;
-template <class T, Along kAlong, class S, bool = kAhead<T>>
+template <class T, Contiguous kContiguous, class S, bool = kAhead<T>>
 struct Chunks {
-  Raw<T, kVectors<kAlong, S::kChannels, kSteps>> of[2][kOfChunk];
+  Raw<T, kVectors<kContiguous, S::kChannels, kSteps>> of[2][kOfChunk];
   Raw<T, 1> tokens;  // B's of half of the threads, C's of the others
 };
-template <class T, Along kAlong, class S>
-struct Chunks<T, kAlong, S, false> {};
+template <class T, Contiguous kContiguous, class S>
+struct Chunks<T, kContiguous, S, false> {};
 
 // 16 states: 113 KB where chunks are fetched ahead, else 84 KB; two blocks a multiprocessor.
-template <class T, Along kAlong, class S>
+template <class T, Contiguous kContiguous, class S>
 struct BackwardMemory {
   static constexpr int kBuffers = S::kStates > 64 ? 1 : 2, kElements = S::kEach * S::kPer;
   // States before a part that are in memory: with chunks fetched ahead the last part has its own in registers.
@@ -54,10 +54,10 @@ struct BackwardMemory {
   float sums[kSums][kThreads];
   float skip[S::kChannels], bias[S::kChannels];
   // The block's channels, and where its chunk of each tensor begins: in registers the walk would miss them.
-  Place at;
+  Position at;
   int64_t begins[kTensors];
   Marks marks;
-  alignas(16) Chunks<T, kAlong, S> chunks;
+  alignas(16) Chunks<T, kContiguous, S> chunks;
 
   __device__ __forceinline__ float* input(int channel, int step) {
     return inputs + S::row(channel, 2 * kSteps) + 2 * step;
@@ -102,7 +102,7 @@ __device__ __forceinline__ int64_t channel_rows(const Problem& p) {
 // fn(i, address, is it inside) for each of a lane's saved states of a chunk, [state][channel]: `from` is the lane's
 // first channel and state.
 template <class S, class Fn>
-__device__ __forceinline__ void for_saved(const float* from, const Problem& p, const Place& at, const Fn& fn) {
+__device__ __forceinline__ void for_saved(const float* from, const Problem& p, const Position& at, const Fn& fn) {
   const int first = S::place() * S::kPer, channels = at.channels;
 #pragma unroll
   for (int n = 0; n < S::kPer; ++n) {
@@ -115,7 +115,7 @@ __device__ __forceinline__ void for_saved(const float* from, const Problem& p, c
   }
 }
 template <class S>
-__device__ __forceinline__ void load_saved(const float* from, const Problem& p, const Place& at,
+__device__ __forceinline__ void load_saved(const float* from, const Problem& p, const Position& at,
                                            float (&h)[S::kEach][S::kPer]) {
   for_saved<S>(from, p, at,
                [&](int i, const float* saved, bool inside) { h[i / S::kPer][i % S::kPer] = inside ? *saved : 0.f; });
@@ -130,41 +130,41 @@ __device__ __forceinline__ void fetch_saved(const float* from, const Problem& p,
 }
 
 // Where a vector lies: one of its strides is 1.
-template <Along kAlong, class T>
+template <Contiguous kContiguous, class T>
 __device__ __forceinline__ T* vector_at(int64_t begin, const View& v, int channel, int step) {
   return static_cast<T*>(v.data) + begin +
-         (kAlong == Along::kChannels ? channel + step * v.step : channel * v.channel + step);
+         (kContiguous == Contiguous::kChannels ? channel + step * v.step : channel * v.channel + step);
 }
-// The numbers of a vector as they lie, or zeros where there is no tensor.
-template <Along kAlong, class T>
+// The elements of a vector as they lie, or zeros where there is no tensor.
+template <Contiguous kContiguous, class T>
 struct Loaded {
   Pack<T, kVector> raw{};
   __device__ __forceinline__ Loaded(int64_t begin, const View& v, int channel, int step) {
-    if (v.data != nullptr) raw = load<kVector>(vector_at<kAlong, const T>(begin, v, channel, step));
+    if (v.data != nullptr) raw = load<kVector>(vector_at<kContiguous, const T>(begin, v, channel, step));
   }
   __device__ __forceinline__ void read(float (&f)[kVector]) const { unpack(raw, f); }
 };
 template <>
-struct Loaded<Along::kAny, void> {
+struct Loaded<Contiguous::kAny, void> {
   float value = 0.f;
   __device__ __forceinline__ Loaded(int64_t begin, const View& v, int channel, int step) {
     if (v.data != nullptr) value = gpu::read(v.data, v.type, begin + channel * v.channel + step * v.step);
   }
   __device__ __forceinline__ void read(float (&f)[1]) const { f[0] = value; }
 };
-template <Along kAlong, class T, int kN>
+template <Contiguous kContiguous, class T, int kN>
 __device__ __forceinline__ void store_vector(int64_t begin, const View& v, int channel, int step,
                                              const float (&f)[kN]) {
-  if constexpr (kAlong == Along::kAny)
+  if constexpr (kContiguous == Contiguous::kAny)
     write(v.data, v.type, begin + channel * v.channel + step * v.step, f[0]);
   else
-    store_floats<kN>(vector_at<kAlong, T>(begin, v, channel, step), f);
+    store_floats<kN>(vector_at<kContiguous, T>(begin, v, channel, step), f);
 }
 
 // u, delta, dy and z of the thread's vector k: all are on their way before the first is used.
-template <Along kAlong, class T>
+template <Contiguous kContiguous, class T>
 struct Inputs {
-  static constexpr int kN = kWide<kAlong>;
+  static constexpr int kN = kWide<kContiguous>;
   float u[kN], raw[kN], dy[kN], z[kN] = {};  // raw: delta with its bias
 
   template <class Memory>
@@ -173,14 +173,14 @@ struct Inputs {
     float biases[kN];
     if constexpr (kAhead<T>) {
       const auto& chunk = m.chunks.of[half];
-      of_channels<kAlong>(m.bias, channel, biases);
+      of_channels<kContiguous>(m.bias, channel, biases);
       chunk[kOfDelta].read(k, raw), chunk[kOfDy].read(k, dy), chunk[kOfU].read(k, u);
       if (p.z.data != nullptr) chunk[kOfZ].read(k, z);
     } else {
-      const Loaded<kAlong, T> of_delta(m.begins[kOfDelta], p.delta, channel, step),
+      const Loaded<kContiguous, T> of_delta(m.begins[kOfDelta], p.delta, channel, step),
           of_z(m.begins[kOfZ], p.z, channel, step), of_dy(m.begins[kOfDy], a.dy, channel, step),
           of_u(m.begins[kOfU], p.u, channel, step);
-      of_channels<kAlong>(m.bias, channel, biases);
+      of_channels<kContiguous>(m.bias, channel, biases);
       of_delta.read(raw), of_z.read(z), of_dy.read(dy), of_u.read(u);
     }
 #pragma unroll
@@ -189,52 +189,53 @@ struct Inputs {
 };
 
 // A chunk on its way: `before` 1 is the one before that of m.begins.
-template <class T, Along kAlong, class S>
+template <class T, Contiguous kContiguous, class S>
 __device__ __forceinline__ void fetch_chunk(const Backward& a, const TokenLayouts& tokens, int half, int steps,
-                                            int before, BackwardMemory<T, kAlong, S>& m) {
+                                            int before, BackwardMemory<T, kContiguous, S>& m) {
   const Problem& p = a.of;
   const View* const views[kOfChunk] = {&p.u, &p.delta, &p.z, &a.dy};
-  for_vectors<kAlong, S::kChannels, kSteps>([&](int k, int channel, int step) {
+  for_vectors<kContiguous, S::kChannels, kSteps>([&](int k, int channel, int step) {
     if (channel >= m.at.channels || step >= steps) return;
 #pragma unroll
     for (int i = 0; i < kOfChunk; ++i) {
       const View& v = *views[i];
       if (v.data == nullptr) continue;
-      m.chunks.of[half][i].fetch(k,
-                                 vector_at<kAlong, const T>(m.begins[i] - before * kSteps * v.step, v, channel, step));
+      m.chunks.of[half][i].fetch(
+          k, vector_at<kContiguous, const T>(m.begins[i] - before * kSteps * v.step, v, channel, step));
     }
   });
   const bool is_c = threadIdx.x >= kThreads / 2;
-  const Along along = is_c ? tokens.c : tokens.b;
+  const Contiguous contiguous = is_c ? tokens.c : tokens.b;
   const View& v = is_c ? p.c.view : p.b.view;
-  const VectorAt at = token_vector<S, kSteps>(along, int(threadIdx.x) % (kThreads / 2));
-  if (along != Along::kAny && at.step < steps)
+  const VectorAt at = token_vector<S, kSteps>(contiguous, int(threadIdx.x) % (kThreads / 2));
+  if (contiguous != Contiguous::kAny && at.step < steps)
     m.chunks.tokens.fetch(0, static_cast<const T*>(v.data) + m.begins[is_c ? kOfC : kOfB] + at.channel * v.channel +
                                  (at.step - before * kSteps) * v.step);
   cp_async_commit();
 }
 // B and C of a chunk that has come, to where the walk reads them.
-template <class T, Along kAlong, class S>
+template <class T, Contiguous kContiguous, class S>
 __device__ __forceinline__ void store_tokens(const TokenLayouts& tokens, int steps, const Marks* marks,
-                                             BackwardMemory<T, kAlong, S>& m) {
+                                             BackwardMemory<T, kContiguous, S>& m) {
   static_assert(kSteps * S::kStates / kVector * 2 == kThreads);  // each thread a vector
   const bool is_c = threadIdx.x >= kThreads / 2;
-  const Along along = is_c ? tokens.c : tokens.b;
-  if (along == Along::kAny) return;
-  const VectorAt at = token_vector<S, kSteps>(along, int(threadIdx.x) % (kThreads / 2));
+  const Contiguous contiguous = is_c ? tokens.c : tokens.b;
+  if (contiguous == Contiguous::kAny) return;
+  const VectorAt at = token_vector<S, kSteps>(contiguous, int(threadIdx.x) % (kThreads / 2));
   float f[kVector] = {};
   if (at.step < steps) m.chunks.tokens.read(0, f);
-  store_token_vector<S>(f, at, marks, along, is_c ? m.c : m.b);
+  store_token_vector<S>(f, at, marks, contiguous, is_c ? m.c : m.b);
 }
 
-template <class T, Along kAlong, class S, bool kPacked>
-__device__ __forceinline__ void open_chunk(const Backward& a, int half, int steps, BackwardMemory<T, kAlong, S>& m) {
-  constexpr int kN = kWide<kAlong>;
+template <class T, Contiguous kContiguous, class S, bool kPacked>
+__device__ __forceinline__ void open_chunk(const Backward& a, int half, int steps,
+                                           BackwardMemory<T, kContiguous, S>& m) {
+  constexpr int kN = kWide<kContiguous>;
   const Problem& p = a.of;
-  for_vectors<kAlong, S::kChannels, kSteps>([&](int k, int channel, int step) {
+  for_vectors<kContiguous, S::kChannels, kSteps>([&](int k, int channel, int step) {
     float wide[kN] = {}, by_u[kN] = {}, dy[kN] = {};
     if (channel < m.at.channels && step < steps) {
-      const Inputs<kAlong, T> in(a, m, half, k, channel, step);
+      const Inputs<kContiguous, T> in(a, m, half, k, channel, step);
 #pragma unroll
       for (int e = 0; e < kN; ++e) wide[e] = in.raw[e], dy[e] = in.dy[e];
       if (p.softplus) {
@@ -248,13 +249,14 @@ __device__ __forceinline__ void open_chunk(const Backward& a, int half, int step
 #pragma unroll
       for (int e = 0; e < kN; ++e) {
         bool counts = true;
-        if constexpr (kPacked) counts = m.marks.counts[step + (kAlong == Along::kSteps ? e : 0)] != 0.f;
+        if constexpr (kPacked) counts = m.marks.counts[step + (kContiguous == Contiguous::kSteps ? e : 0)] != 0.f;
         by_u[e] = counts ? wide[e] * in.u[e] : 0.f, wide[e] = counts ? wide[e] : 0.f, dy[e] = counts ? dy[e] : 0.f;
       }
     }
 #pragma unroll
     for (int e = 0; e < kN; ++e) {
-      const int c = channel + (kAlong == Along::kChannels ? e : 0), s = step + (kAlong == Along::kSteps ? e : 0);
+      const int c = channel + (kContiguous == Contiguous::kChannels ? e : 0),
+                s = step + (kContiguous == Contiguous::kSteps ? e : 0);
       *reinterpret_cast<float2*>(m.input(c, s)) = make_float2(wide[e], by_u[e]);
       *m.gradient(c, s) = dy[e];
     }
@@ -262,58 +264,61 @@ __device__ __forceinline__ void open_chunk(const Backward& a, int half, int step
 }
 
 // A thread's sums of dD and dbias: of the 8 channels of its vectors, or of each vector's one channel.
-template <Along kAlong, class S>
-constexpr int kSums = kAlong == Along::kChannels ? kVector
-                      : kAlong == Along::kSteps  ? kVectors<kAlong, S::kChannels, kSteps>
-                                                 : 1;
+template <Contiguous kContiguous, class S>
+constexpr int kSums = kContiguous == Contiguous::kChannels ? kVector
+                      : kContiguous == Contiguous::kSteps  ? kVectors<kContiguous, S::kChannels, kSteps>
+                                                           : 1;
 
 // Sums over time are of chunks, then over chunks: float32 loses too much in one long sum.
-template <class T, Along kAlong, class S, bool kPacked>
-__device__ __forceinline__ void close_chunk(const Backward& a, int half, int steps, BackwardMemory<T, kAlong, S>& m) {
-  constexpr int kN = kWide<kAlong>, kOwn = kSums<kAlong, S>;
+template <class T, Contiguous kContiguous, class S, bool kPacked>
+__device__ __forceinline__ void close_chunk(const Backward& a, int half, int steps,
+                                            BackwardMemory<T, kContiguous, S>& m) {
+  constexpr int kN = kWide<kContiguous>, kOwn = kSums<kContiguous, S>;
   const Problem& p = a.of;
   float by_d[kOwn] = {}, by_bias[kOwn] = {};
-  for_vectors<kAlong, S::kChannels, kSteps, kAlong == Along::kChannels>([&](int k, int channel, int step) {
-    if (channel >= m.at.channels || step >= steps) return;
-    const Inputs<kAlong, T> in(a, m, half, k, channel, step);
-    float skip[kN], wide[kN], slope[kN], gradient[kN], du[kN], ddelta[kN], dz[kN];
-    of_channels<kAlong>(m.skip, channel, skip);
+  for_vectors<kContiguous, S::kChannels, kSteps, kContiguous == Contiguous::kChannels>(
+      [&](int k, int channel, int step) {
+        if (channel >= m.at.channels || step >= steps) return;
+        const Inputs<kContiguous, T> in(a, m, half, k, channel, step);
+        float skip[kN], wide[kN], slope[kN], gradient[kN], du[kN], ddelta[kN], dz[kN];
+        of_channels<kContiguous>(m.skip, channel, skip);
 #pragma unroll
-    for (int e = 0; e < kN; ++e) wide[e] = in.raw[e], slope[e] = 1.f, gradient[e] = in.dy[e];
-    if (p.softplus) {
+        for (int e = 0; e < kN; ++e) wide[e] = in.raw[e], slope[e] = 1.f, gradient[e] = in.dy[e];
+        if (p.softplus) {
 #pragma unroll
-      for (int e = 0; e < kN; ++e) wide[e] = softplus(in.raw[e], slope[e]);
-    }
-    if (p.z.data != nullptr) {
+          for (int e = 0; e < kN; ++e) wide[e] = softplus(in.raw[e], slope[e]);
+        }
+        if (p.z.data != nullptr) {
 #pragma unroll
-      for (int e = 0; e < kN; ++e) {
-        const Gate gate = gate_of(in.z[e]);
-        gradient[e] *= gate.value, dz[e] = in.dy[e] * gate.slope;
-      }
-    }
+          for (int e = 0; e < kN; ++e) {
+            const Gate gate = gate_of(in.z[e]);
+            gradient[e] *= gate.value, dz[e] = in.dy[e] * gate.slope;
+          }
+        }
 #pragma unroll
-    for (int e = 0; e < kN; ++e) {
-      const int c = channel + (kAlong == Along::kChannels ? e : 0), s = step + (kAlong == Along::kSteps ? e : 0);
-      bool counts = true;
-      if constexpr (kPacked) counts = m.marks.counts[s] != 0.f;
-      const float2 by = *reinterpret_cast<const float2*>(m.input(c, s));
-      dz[e] = counts ? dz[e] * (*m.gradient(c, s) + skip[e] * in.u[e]) : 0.f;
-      ddelta[e] = counts ? (in.u[e] * by.x + by.y * kLn2) * slope[e] : 0.f;
-      du[e] = counts ? skip[e] * gradient[e] + wide[e] * by.x : 0.f;
-      const int own = kAlong == Along::kChannels ? e : kAlong == Along::kSteps ? k : 0;
-      by_d[own] += counts ? gradient[e] * in.u[e] : 0.f, by_bias[own] += ddelta[e];
-    }
-    store_vector<kAlong, T>(m.begins[kOfDu], a.du, channel, step, du);
-    store_vector<kAlong, T>(m.begins[kOfDdelta], a.ddelta, channel, step, ddelta);
-    if (p.z.data != nullptr) store_vector<kAlong, T>(m.begins[kOfDz], a.dz, channel, step, dz);
-  });
+        for (int e = 0; e < kN; ++e) {
+          const int c = channel + (kContiguous == Contiguous::kChannels ? e : 0),
+                    s = step + (kContiguous == Contiguous::kSteps ? e : 0);
+          bool counts = true;
+          if constexpr (kPacked) counts = m.marks.counts[s] != 0.f;
+          const float2 by = *reinterpret_cast<const float2*>(m.input(c, s));
+          dz[e] = counts ? dz[e] * (*m.gradient(c, s) + skip[e] * in.u[e]) : 0.f;
+          ddelta[e] = counts ? (in.u[e] * by.x + by.y * kLn2) * slope[e] : 0.f;
+          du[e] = counts ? skip[e] * gradient[e] + wide[e] * by.x : 0.f;
+          const int own = kContiguous == Contiguous::kChannels ? e : kContiguous == Contiguous::kSteps ? k : 0;
+          by_d[own] += counts ? gradient[e] * in.u[e] : 0.f, by_bias[own] += ddelta[e];
+        }
+        store_vector<kContiguous, T>(m.begins[kOfDu], a.du, channel, step, du);
+        store_vector<kContiguous, T>(m.begins[kOfDdelta], a.ddelta, channel, step, ddelta);
+        if (p.z.data != nullptr) store_vector<kContiguous, T>(m.begins[kOfDz], a.dz, channel, step, dz);
+      });
 #pragma unroll
   for (int e = 0; e < kOwn; ++e) m.sums[e][threadIdx.x] += by_d[e], m.sums[kVector + e][threadIdx.x] += by_bias[e];
 }
 
 // The threads' sums of each channel, in order, to rows `row` and the next of the block's.
-template <class T, Along kAlong, class S>
-__device__ __forceinline__ void store_channel_sums(const Place& at, const BackwardMemory<T, kAlong, S>& m,
+template <class T, Contiguous kContiguous, class S>
+__device__ __forceinline__ void store_channel_sums(const Position& at, const BackwardMemory<T, kContiguous, S>& m,
                                                    const View& to, int64_t row) {
   __syncthreads();
   for (int i = int(threadIdx.x); i < 2 * S::kChannels; i += kThreads) {
@@ -321,9 +326,9 @@ __device__ __forceinline__ void store_channel_sums(const Place& at, const Backwa
     if (channel >= at.channels) continue;
     float sum = 0.f;
     const auto add = [&](int thread, int e) { sum += m.sums[which * kVector + e][thread]; };
-    if constexpr (kAlong == Along::kChannels) {
+    if constexpr (kContiguous == Contiguous::kChannels) {
       for (int t = channel / kVector; t < kThreads; t += S::kChannels / kVector) add(t, channel % kVector);
-    } else if constexpr (kAlong == Along::kSteps) {  // vector_at's rows
+    } else if constexpr (kContiguous == Contiguous::kSteps) {  // vector_at's rows
       const int first = (channel % 8 * (S::kChannels / 8) + channel / 8) * (kSteps / kVector);
       for (int v = first; v < first + kSteps / kVector; ++v) add(v % kThreads, v / kThreads);
     } else {

@@ -9,9 +9,9 @@ namespace mamba::scan::gpu {
 
 constexpr int kTile = 32;  // steps; each begins at a checkpoint
 
-template <class T, Along kAlong, class S>
+template <class T, Contiguous kContiguous, class S>
 struct ForwardMemory {
-  static constexpr int kCount = kVectors<kAlong, S::kChannels, kTile>;
+  static constexpr int kCount = kVectors<kContiguous, S::kChannels, kTile>;
   Raw<T, kCount> u[2], delta, z;  // u's next tile comes while y still wants this one
   Raw<T, 1> tokens;
   alignas(16) float inputs[S::skewed(2 * kTile)];  // [channel][step]: Δ and Δ u; then y in the place of Δ
@@ -23,19 +23,20 @@ struct ForwardMemory {
     return inputs + S::row(channel, 2 * kTile) + 2 * step;
   }
   __device__ __forceinline__ float* input_of(int channel, int step, int e) {  // element e of a vector
-    return input(channel + (kAlong == Along::kChannels ? e : 0), step + (kAlong == Along::kSteps ? e : 0));
+    return input(channel + (kContiguous == Contiguous::kChannels ? e : 0),
+                 step + (kContiguous == Contiguous::kSteps ? e : 0));
   }
 };
 
 // Copies of a thread's vectors on their way, tile by tile.
-template <class T, Along kAlong, class S>
+template <class T, Contiguous kContiguous, class S>
 class Fetcher {
-  static constexpr int kCount = kVectors<kAlong, S::kChannels, kTile>;
-  using Memory = ForwardMemory<T, kAlong, S>;
-  using Tensor = Cursor<kAlong, const T, S::kChannels, kTile>;
+  static constexpr int kCount = kVectors<kContiguous, S::kChannels, kTile>;
+  using Memory = ForwardMemory<T, kContiguous, S>;
+  using Tensor = Cursor<kContiguous, const T, S::kChannels, kTile>;
 
  public:
-  __device__ __forceinline__ Fetcher(const Problem& p, const Place& at, const TokenLayouts& tokens)
+  __device__ __forceinline__ Fetcher(const Problem& p, const Position& at, const TokenLayouts& tokens)
       : u_(p.u, at), delta_(p.delta, at), z_(p.z, at), along_(is_c() ? tokens.c : tokens.b) {
     const Coefficients& from = of(p);
     token_ = token_vector<S, kTile>(along_, int(threadIdx.x) % (kThreads / 2));
@@ -43,22 +44,22 @@ class Fetcher {
               token_.step * from.view.step;
   }
   // u, delta, B and C of the next tile, whose first step is `first`.
-  __device__ __forceinline__ void fetch_inputs(const Problem& p, const Place& at, int64_t first, Memory& m) {
+  __device__ __forceinline__ void fetch_inputs(const Problem& p, const Position& at, int64_t first, Memory& m) {
     if (first < p.length) {
       fetch(p.u, at, p.length - first, u_, m.u[first / kTile % 2]);
       fetch(p.delta, at, p.length - first, delta_, m.delta);
-      if (along_ != Along::kAny && first + token_.step < p.length) m.tokens.fetch(0, tokens_);
+      if (along_ != Contiguous::kAny && first + token_.step < p.length) m.tokens.fetch(0, tokens_);
       tokens_ += kTile * of(p).view.step;
     }
     cp_async_commit();
   }
-  __device__ __forceinline__ void fetch_gate(const Problem& p, const Place& at, int64_t first, Memory& m) {
+  __device__ __forceinline__ void fetch_gate(const Problem& p, const Position& at, int64_t first, Memory& m) {
     if (p.z.data != nullptr) fetch(p.z, at, p.length - first, z_, m.z);
     cp_async_commit();
   }
   // The thread's vector of B or C, which has come, to where the walk reads it.
   __device__ __forceinline__ void store_tokens(int64_t left, const Marks* marks, Memory& m) const {
-    if (along_ == Along::kAny) return;
+    if (along_ == Contiguous::kAny) return;
     float f[kVector] = {};
     if (token_.step < left) m.tokens.read(0, f);
     store_token_vector<S>(f, token_, marks, along_, is_c() ? m.c : m.b);
@@ -68,9 +69,9 @@ class Fetcher {
   static_assert(kTile * 16 / kVector * 2 == kThreads);  // half of the threads have a vector of B, half one of C
   __device__ static __forceinline__ bool is_c() { return threadIdx.x >= kThreads / 2; }
   __device__ static __forceinline__ const Coefficients& of(const Problem& p) { return is_c() ? p.c : p.b; }
-  __device__ static __forceinline__ void fetch(const View& v, const Place& at, int64_t left, Tensor& tensor,
+  __device__ static __forceinline__ void fetch(const View& v, const Position& at, int64_t left, Tensor& tensor,
                                                Raw<T, kCount>& to) {
-    for_vectors<kAlong, S::kChannels, kTile>([&](int k, int channel, int step) {
+    for_vectors<kContiguous, S::kChannels, kTile>([&](int k, int channel, int step) {
       if (channel < at.channels && step < left) to.fetch(k, tensor(v, k));
     });
     tensor.next(v);
@@ -79,27 +80,27 @@ class Fetcher {
   Tensor u_, delta_, z_;
   const T* tokens_;
   VectorAt token_;
-  Along along_;
+  Contiguous along_;
 };
 template <class S>
-struct Fetcher<void, Along::kAny, S> {  // numbers one by one are read where they are wanted
-  using Memory = ForwardMemory<void, Along::kAny, S>;
-  __device__ __forceinline__ Fetcher(const Problem&, const Place&, const TokenLayouts&) {}
-  __device__ __forceinline__ void fetch_inputs(const Problem&, const Place&, int64_t, Memory&) {}
-  __device__ __forceinline__ void fetch_gate(const Problem&, const Place&, int64_t, Memory&) {}
+struct Fetcher<void, Contiguous::kAny, S> {  // elements one by one are read where they are wanted
+  using Memory = ForwardMemory<void, Contiguous::kAny, S>;
+  __device__ __forceinline__ Fetcher(const Problem&, const Position&, const TokenLayouts&) {}
+  __device__ __forceinline__ void fetch_inputs(const Problem&, const Position&, int64_t, Memory&) {}
+  __device__ __forceinline__ void fetch_gate(const Problem&, const Position&, int64_t, Memory&) {}
   __device__ __forceinline__ void store_tokens(int64_t, const Marks*, Memory&) const {}
 };
 // Δ and Δ u of the tile.
-template <class T, Along kAlong, class S, bool kPacked>
-__device__ __forceinline__ void open_tile(const Problem& p, const Place& at, int64_t first, int steps,
-                                          ForwardMemory<T, kAlong, S>& m) {
-  constexpr int kN = kWide<kAlong>;
-  for_vectors<kAlong, S::kChannels, kTile>([&](int k, int channel, int step) {
+template <class T, Contiguous kContiguous, class S, bool kPacked>
+__device__ __forceinline__ void open_tile(const Problem& p, const Position& at, int64_t first, int steps,
+                                          ForwardMemory<T, kContiguous, S>& m) {
+  constexpr int kN = kWide<kContiguous>;
+  for_vectors<kContiguous, S::kChannels, kTile>([&](int k, int channel, int step) {
     float wide[kN] = {}, u[kN] = {};
-    if (step < steps && (kAlong != Along::kAny || channel < at.channels)) {
+    if (step < steps && (kContiguous != Contiguous::kAny || channel < at.channels)) {
       float bias[kN];
-      of_channels<kAlong>(m.bias, channel, bias);
-      if constexpr (kAlong == Along::kAny) {
+      of_channels<kContiguous>(m.bias, channel, bias);
+      if constexpr (kContiguous == Contiguous::kAny) {
         u[0] = read(p.u, at.batch, at.channel + channel, first + step);
         wide[0] = read(p.delta, at.batch, at.channel + channel, first + step);
       } else {
@@ -115,7 +116,7 @@ __device__ __forceinline__ void open_tile(const Problem& p, const Place& at, int
 #pragma unroll
       for (int e = 0; e < kN; ++e) {
         bool counts = true;
-        if constexpr (kPacked) counts = m.marks.counts[step + (kAlong == Along::kSteps ? e : 0)] != 0.f;
+        if constexpr (kPacked) counts = m.marks.counts[step + (kContiguous == Contiguous::kSteps ? e : 0)] != 0.f;
         u[e] = counts ? wide[e] * u[e] : 0.f;
         wide[e] = counts ? wide[e] : 0.f;
       }
@@ -126,23 +127,24 @@ __device__ __forceinline__ void open_tile(const Problem& p, const Place& at, int
 }
 
 // What y becomes, and away with it.
-template <class T, Along kAlong, class S, bool kPacked>
-__device__ __forceinline__ void close_tile(const Forward& a, const Place& at, int64_t first, int steps,
-                                           Cursor<kAlong, T, S::kChannels, kTile>& to, ForwardMemory<T, kAlong, S>& m) {
-  constexpr int kN = kWide<kAlong>;
+template <class T, Contiguous kContiguous, class S, bool kPacked>
+__device__ __forceinline__ void close_tile(const Forward& a, const Position& at, int64_t first, int steps,
+                                           Cursor<kContiguous, T, S::kChannels, kTile>& to,
+                                           ForwardMemory<T, kContiguous, S>& m) {
+  constexpr int kN = kWide<kContiguous>;
   const Problem& p = a.of;
-  for_vectors<kAlong, S::kChannels, kTile>([&](int k, int channel, int step) {
+  for_vectors<kContiguous, S::kChannels, kTile>([&](int k, int channel, int step) {
     if (channel >= at.channels || step >= steps) return;
     float u[kN], z[kN], skip[kN], y[kN];
-    of_channels<kAlong>(m.skip, channel, skip);
-    if constexpr (kAlong == Along::kAny)
+    of_channels<kContiguous>(m.skip, channel, skip);
+    if constexpr (kContiguous == Contiguous::kAny)
       u[0] = read(p.u, at.batch, at.channel + channel, first + step);
     else
       m.u[first / kTile % 2].read(k, u);
 #pragma unroll
     for (int e = 0; e < kN; ++e) y[e] = *m.input_of(channel, step, e) + skip[e] * u[e];
     if (p.z.data != nullptr) {
-      if constexpr (kAlong == Along::kAny)
+      if constexpr (kContiguous == Contiguous::kAny)
         z[0] = read(p.z, at.batch, at.channel + channel, first + step);
       else
         m.z.read(k, z);
@@ -151,9 +153,10 @@ __device__ __forceinline__ void close_tile(const Forward& a, const Place& at, in
     }
     if constexpr (kPacked) {
 #pragma unroll
-      for (int e = 0; e < kN; ++e) y[e] = m.marks.counts[step + (kAlong == Along::kSteps ? e : 0)] != 0.f ? y[e] : 0.f;
+      for (int e = 0; e < kN; ++e)
+        y[e] = m.marks.counts[step + (kContiguous == Contiguous::kSteps ? e : 0)] != 0.f ? y[e] : 0.f;
     }
-    if constexpr (kAlong == Along::kAny)
+    if constexpr (kContiguous == Contiguous::kAny)
       write(a.y, at.batch, at.channel + channel, first + step, y[0]);
     else
       store_floats<kVector>(to(a.y, k), y);
@@ -216,32 +219,32 @@ __device__ __forceinline__ void walk(const Problem& p, Memory& m, int steps, con
 }
 
 // Few channels a lane leave registers for twice the blocks.
-template <Along kAlong, class S, bool kConstant>
-constexpr int kForwardBlocks = kAlong == Along::kAny || kConstant ? 2 : 8 / S::kEach;
+template <Contiguous kContiguous, class S, bool kConstant>
+constexpr int kForwardBlocks = kContiguous == Contiguous::kAny || kConstant ? 2 : 8 / S::kEach;
 
 // kStates: the last state is all that is wanted.
-template <class T, Along kAlong, class S, bool kPacked, bool kConstant, bool kStates>
-__global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>)
+template <class T, Contiguous kContiguous, class S, bool kPacked, bool kConstant, bool kStates>
+__global__ void __launch_bounds__(kThreads, kForwardBlocks<kContiguous, S, kConstant>)
     forward(const Forward a, int64_t blocks, const TokenLayouts tokens) {
   extern __shared__ __align__(16) float memory[];
-  using Memory = ForwardMemory<T, kAlong, S>;
+  using Memory = ForwardMemory<T, kContiguous, S>;
   Memory& m = *reinterpret_cast<Memory*>(memory);
   const Problem& p = a.of;
   const int64_t item = blockIdx.x, size = p.channels / p.groups, first_channel = item % blocks * S::kChannels;
   const int64_t group = item / blocks % p.groups, left = size - first_channel;
-  const Place at{item / blocks / p.groups, group, group * size + first_channel,
-                 int(left < S::kChannels ? left : S::kChannels)};
+  const Position at{item / blocks / p.groups, group, group * size + first_channel,
+                    int(left < S::kChannels ? left : S::kChannels)};
   float rate[S::kEach][S::kPer], h[S::kEach][S::kPer], own_b[S::kEach][S::kPer] = {}, own_c[S::kEach][S::kPer] = {};
-  Fetcher<T, kAlong, S> fetcher(p, at, tokens);
+  Fetcher<T, kContiguous, S> fetcher(p, at, tokens);
   fetcher.fetch_inputs(p, at, 0, m);
-  load_numbers<S>(p.a, p, at, 0, kLog2E, rate);
-  load_numbers<S>(p.initial, p, at, at.batch, 1.f, h);
+  load_elements<S>(p.a, p, at, 0, kLog2E, rate);
+  load_elements<S>(p.initial, p, at, at.batch, 1.f, h);
   if constexpr (kConstant) {
-    if (p.b.constant) load_numbers<S>(p.b.view, p, at, 0, 1.f, own_b);
-    if (p.c.constant) load_numbers<S>(p.c.view, p, at, 0, 1.f, own_c);
+    if (p.b.constant) load_elements<S>(p.b.view, p, at, 0, 1.f, own_b);
+    if (p.c.constant) load_elements<S>(p.c.view, p, at, 0, 1.f, own_c);
   }
   load_channels<S>(p, at, m.skip, m.bias);
-  Cursor<kAlong, T, S::kChannels, kTile> y(a.y, at);
+  Cursor<kContiguous, T, S::kChannels, kTile> y(a.y, at);
   int32_t current = -1;
   __syncthreads();
   for (int64_t first = 0; first < p.length; first += kTile) {
@@ -249,30 +252,30 @@ __global__ void __launch_bounds__(kThreads, kForwardBlocks<kAlong, S, kConstant>
     fetcher.fetch_gate(p, at, first, m);
     static_assert(kTile == kGpuChunk);
     if (a.checkpoints.data != nullptr)
-      store_numbers<S>(a.checkpoints, p, at, at.batch, first / kGpuChunk * p.states, h);
+      store_elements<S>(a.checkpoints, p, at, at.batch, first / kGpuChunk * p.states, h);
     if constexpr (kPacked) {
       __syncthreads();  // the last tile's marks are read
       find_marks<kTile>(p.sequence, at.batch, first, p.length, current, m.marks);
       __syncthreads();
     }
-    // A thread's numbers of u, Δ and y are its own up to the walk, and so are B and C after it: two barriers a tile.
+    // A thread's elements of u, Δ and y are its own up to the walk, and so are B and C after it: two barriers a tile.
     const Marks* const marks = kPacked ? &m.marks : nullptr;
     cp_async_wait<1>();  // all but the gate's
-    if (std::is_void_v<T> || tokens.b == Along::kAny)
+    if (std::is_void_v<T> || tokens.b == Contiguous::kAny)
       load_tokens_each<S, kTile>(p.b, {tokens_begin(p.b, at, first), p.states, steps, marks}, m.b);
-    if (std::is_void_v<T> || tokens.c == Along::kAny)
+    if (std::is_void_v<T> || tokens.c == Contiguous::kAny)
       load_tokens_each<S, kTile>(p.c, {tokens_begin(p.c, at, first), p.states, steps, marks}, m.c);
     fetcher.store_tokens(steps, marks, m);
-    open_tile<T, kAlong, S, kPacked>(p, at, first, steps, m);
+    open_tile<T, kContiguous, S, kPacked>(p, at, first, steps, m);
     fetcher.fetch_inputs(p, at, first + kTile, m);
     __syncthreads();
     walk<Memory, S, kPacked, kConstant, kStates>(p, m, steps, rate, own_b, own_c, h);
     __syncthreads();
     cp_async_wait<1>();  // all but the next tile's
-    if constexpr (!kStates) close_tile<T, kAlong, S, kPacked>(a, at, first, steps, y, m);
+    if constexpr (!kStates) close_tile<T, kContiguous, S, kPacked>(a, at, first, steps, y, m);
   }
   cp_async_wait<0>();
-  store_numbers<S>(a.last, p, at, at.batch, 0, h);
+  store_elements<S>(a.last, p, at, at.batch, 0, h);
 }
 
 }  // namespace mamba::scan::gpu

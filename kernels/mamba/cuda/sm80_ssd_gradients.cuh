@@ -7,14 +7,14 @@
 
 namespace mamba::ssd::gpu {
 
-// kStates: the most numbers of a state's row, for which a block's threads hold sums of dB and dC in registers.
+// kStates: the most elements of a state's row, for which a block's threads hold sums of dB and dC in registers.
 template <class T, int kStates>
 struct GradientBlock {
   using Of = Tile<T>;
   static constexpr int kColumnWarps = Of::kParts == 1 ? 4 : 2, kWarps = Of::kRowWarps * kColumnWarps;
   static constexpr int kThreads = 32 * kWarps, kEach = kThreads / Of::kTokens;  // threads a token
   static constexpr int kStateGroups = kStates / 16 / kColumnWarps, kAllGroups = Of::kTokens / 16;
-  static constexpr int kGroups = Of::kNumbers / 16 / kColumnWarps, kTokenGroups = kAllGroups / kColumnWarps;
+  static constexpr int kGroups = Of::kTileDim / 16 / kColumnWarps, kTokenGroups = kAllGroups / kColumnWarps;
 
   // Of one head, from all its tiles; rows are a thread's to read at once.
   struct TokenSums {
@@ -27,15 +27,15 @@ struct GradientBlock {
     int start[Of::kTokens];
   };
 
-  // Shared memory, in 16-bit numbers. One stage where two do not fit.
+  // Shared memory, in 16-bit elements. One stage where two do not fit.
   int tokens, state, steps, stage, group, triangle, stages, all;
   __host__ __device__ GradientBlock(int64_t states, int64_t most)
-      : tokens(tile_numbers(Of::kParts, Of::kTokens, Of::kNumbers)),
-        state(tile_numbers(Of::kParts, Of::kNumbers, int(states))),
+      : tokens(tile_elements(Of::kParts, Of::kTokens, Of::kTileDim)),
+        state(tile_elements(Of::kParts, Of::kTileDim, int(states))),
         steps(2 * kStepArrays * Of::kTokens),
         stage(2 * tokens + 2 * state + steps),
-        group(tile_numbers(Of::kParts, Of::kTokens, int(states))),
-        triangle(tile_numbers(Of::kParts, Of::kTokens, Of::kTokens)),
+        group(tile_elements(Of::kParts, Of::kTokens, int(states))),
+        triangle(tile_elements(Of::kParts, Of::kTokens, Of::kTokens)),
         stages(1),
         all(0) {
     const int rest = 2 * group + triangle + int(sizeof(TokenSums)) / 2;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
                     const GradientBlock<T, kStates> block) {
   using Of = Tile<T>;
   using B = GradientBlock<T, kStates>;
-  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kThreads = B::kThreads;
+  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kTileDim = Of::kTileDim, kThreads = B::kThreads;
   constexpr int kRowWarps = Of::kRowWarps, kColumnWarps = B::kColumnWarps;
   extern __shared__ __align__(16) BFloat16 shared[];
 
@@ -63,10 +63,10 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   const auto column = [&](int g) { return (g * kColumnWarps + column_warp) * 16; };
 
   const auto stage_of = [&](int i) { return shared + i % block.stages * block.stage; };
-  const auto x_of = [&](int i) { return tile(stage_of(i), kTokens, kNumbers); };
-  const auto dy_of = [&](int i) { return tile(stage_of(i) + block.tokens, kTokens, kNumbers); };
-  const auto state_of = [&](int i) { return tile(stage_of(i) + 2 * block.tokens, kNumbers, states); };
-  const auto dstate_of = [&](int i) { return tile(stage_of(i) + 2 * block.tokens + block.state, kNumbers, states); };
+  const auto x_of = [&](int i) { return tile(stage_of(i), kTokens, kTileDim); };
+  const auto dy_of = [&](int i) { return tile(stage_of(i) + block.tokens, kTokens, kTileDim); };
+  const auto state_of = [&](int i) { return tile(stage_of(i) + 2 * block.tokens, kTileDim, states); };
+  const auto dstate_of = [&](int i) { return tile(stage_of(i) + 2 * block.tokens + block.state, kTileDim, states); };
   const auto steps_of = [&](int i) {
     return reinterpret_cast<float*>(stage_of(i) + 2 * block.tokens + 2 * block.state);
   };
@@ -80,19 +80,19 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       reinterpret_cast<const int*>(memory + plan.starts) + (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
   const bool packed = !kPlain && p.sequence.data != nullptr;
   const int* begins = packed ? starts : nullptr;
-  const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(width, kTokens);
+  const Pieces<kThreads> token_pieces(kTileDim, kTokens), state_pieces(width, kTokens);
   const auto load = [&](int i) {
     const auto tokens = [&](const Rows& to, const Tokens& t) {
       const Source<T> from = source_of<T>(t, item.batch, item.first, item.head(i), item.rows, dim, begins);
       if constexpr (kPlain)
-        load_plain<kTokens, kNumbers, kThreads>(to, from.data + item.number(i), from.step, item.rows);
+        load_plain<kTokens, kTileDim, kThreads>(to, from.data + item.number(i), from.step, item.rows);
       else
-        load_tile<T, kTokens>(to, from_column(from, item.number(i), kNumbers), token_pieces);
+        load_tile<T, kTokens>(to, from_column(from, item.number(i), kTileDim), token_pieces);
     };
     tokens(x_of(i), p.x), tokens(dy_of(i), dys);
     const int64_t at = item.of_chunk(p, plan, i);
     const auto state = [&](const Rows& to, int64_t from) {
-      load_state<kParts, kNumbers, kPlain>(to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry,
+      load_state<kParts, kTileDim, kPlain>(to, reinterpret_cast<const BFloat16*>(memory + from) + at * plan.state_entry,
                                            item.number(i), dim, int(plan.state8), state_pieces);
     };
     state(state_of(i), plan.states), state(dstate_of(i), plan.dstates);
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
 
   const auto above = [&](int g) { return column(g) + 15 < row; };  // of columns before all rows: i < j
   Sums dots[B::kTokenGroups] = {}, ddots[B::kTokenGroups] = {}, db[B::kStateGroups] = {}, dc[B::kStateGroups] = {};
-  multiply<kParts, Lie::kAlong, Lie::kAlong>(dots, b, row, c, width, column, above);
+  multiply<kParts, Major::kK, Major::kK>(dots, b, row, c, width, column, above);
 
   // ---- main loop: one head's tile of the chunk a pass
   for (int i = 0; i < item.count; ++i) {
@@ -128,14 +128,14 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     const Rows x = x_of(i), dy = dy_of(i), h = state_of(i), dh = dstate_of(i);
     const float* steps = steps_of(i);
     const auto step = [&](StepArray array, int t) { return steps[array * kTokens + t]; };
-    const bool first_tile = item.number(i) == 0, last_tile = item.number(i) + kNumbers >= dim;
+    const bool first_tile = item.number(i) == 0, last_tile = item.number(i) + kTileDim >= dim;
     const auto add = [&](float& to, float v) { to = first_tile ? v : to + v; };
 
     // ---- pairs of tokens: G T for dx, dG, and sums of G dG
     float skipped = 0.f;
     {
       Sums e[B::kTokenGroups] = {};
-      multiply<kParts, Lie::kAlong, Lie::kAlong>(e, x, row, dy, kNumbers, column, above);
+      multiply<kParts, Major::kK, Major::kK>(e, x, row, dy, kTileDim, column, above);
       const Decayed<kParts> mine[2] = {{steps, kTokens, my_row}, {steps, kTokens, my_row + 8}};
       const float deltas[2] = {step(kDelta, my_row), step(kDelta, my_row + 8)};
 #pragma unroll
@@ -204,18 +204,18 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     // ---- through the states: dC_i = e_i H^T dy_i, dB_j = r_j Δ_j dH^T x_j; rows of both are this warp's
     const auto through_state = [&](Sums(&to)[B::kStateGroups], const Rows& tokens, const Rows& state,
                                    const float(&weights)[2], const Rows* dot_with, float(&dots_with)[2]) {
-      uint32_t rows[kNumbers / 16][kParts][4];
+      uint32_t rows[kTileDim / 16][kParts][4];
 #pragma unroll
-      for (int k = 0; k < kNumbers / 16; ++k) {
+      for (int k = 0; k < kTileDim / 16; ++k) {
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) load_a<Lie::kAlong>(rows[k][part], tokens, part, row, 16 * k);
+        for (int part = 0; part < kParts; ++part) load_a<Major::kK>(rows[k][part], tokens, part, row, 16 * k);
       }
 #pragma unroll
       for (int g = 0; g < B::kStateGroups; ++g) {
         if (column(g) >= width) continue;
         Sums s = {};
 #pragma unroll
-        for (int k = 0; k < kNumbers / 16; ++k) multiply_parts<Lie::kAcross>(s, rows[k], state, 16 * k, column(g));
+        for (int k = 0; k < kTileDim / 16; ++k) multiply_parts<Major::kMN>(s, rows[k], state, 16 * k, column(g));
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
                         high = weights[second] * s.d[half][2 * second + 1];
             to[g].d[half][2 * second] += low, to[g].d[half][2 * second + 1] += high;
             if (dot_with == nullptr) continue;
-            const float2 v = dot_with->numbers<kParts>(my_row + 8 * second, column(g) + 8 * half + lane % 4 * 2);
+            const float2 v = dot_with->elements<kParts>(my_row + 8 * second, column(g) + 8 * half + lane % 4 * 2);
             dots_with[second] = fmaf(low, v.x, fmaf(high, v.y, dots_with[second]));
           }
         }
@@ -244,11 +244,11 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     }
     {
       float sum = 0.f;  // <H, dH>
-      for (int r = state_pieces.row; r < kNumbers; r += state_pieces.rows) {
+      for (int r = state_pieces.row; r < kTileDim; r += state_pieces.rows) {
 #pragma unroll
         for (int n = 0; n < 8; n += 2) {
-          const float2 u = h.numbers<kParts>(r, state_pieces.column + n);
-          const float2 v = dh.numbers<kParts>(r, state_pieces.column + n);
+          const float2 u = h.elements<kParts>(r, state_pieces.column + n);
+          const float2 v = dh.elements<kParts>(r, state_pieces.column + n);
           sum = fmaf(u.x, v.x, fmaf(u.y, v.y, sum));
         }
       }
@@ -257,10 +257,10 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     }
     // dD: four pairs of columns a warp, eight threads beside each other over the rows
     if (!kPlain && p.D != nullptr && p.each_D) {
-      for (int pair = warp * 4 + lane % 4; pair < kNumbers / 2; pair += 4 * B::kWarps) {
+      for (int pair = warp * 4 + lane % 4; pair < kTileDim / 2; pair += 4 * B::kWarps) {
         float2 sum = {0.f, 0.f};
         for (int r = lane / 4; r < kTokens; r += 8) {
-          const float2 u = x.numbers<kParts>(r, 2 * pair), v = dy.numbers<kParts>(r, 2 * pair);
+          const float2 u = x.elements<kParts>(r, 2 * pair), v = dy.elements<kParts>(r, 2 * pair);
           sum.x = fmaf(u.x, v.x, sum.x), sum.y = fmaf(u.y, v.y, sum.y);
         }
 #pragma unroll
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
     // ---- v_j = r_j dH B_j + sum of G T dy, dx_j = Δ_j v_j + D dy_j
     {
       Sums v[B::kGroups] = {};
-      multiply<kParts, Lie::kAlong, Lie::kAlong>(v, b, row, dh, width, column);
+      multiply<kParts, Major::kK, Major::kK>(v, b, row, dh, width, column);
       float left[2] = {}, through[2] = {};
       const float leaves[2] = {step(kLeave, my_row), step(kLeave, my_row + 8)};
 #pragma unroll
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
         each_pair(v[g], [&](float* d, int second, int in) {
           const int j = my_row + 8 * second;
           d[0] *= leaves[second], d[1] *= leaves[second];
-          const float2 at = x.numbers<kParts>(j, column(g) + in);
+          const float2 at = x.elements<kParts>(j, column(g) + in);
           left[second] = fmaf(d[0], at.x, fmaf(d[1], at.y, left[second]));
         });
       }
@@ -295,9 +295,9 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
         if (k < row) continue;
         uint32_t rows[kParts][4];
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) load_a<Lie::kAlong>(rows[part], triangle, part, row, k);
+        for (int part = 0; part < kParts; ++part) load_a<Major::kK>(rows[part], triangle, part, row, k);
 #pragma unroll
-        for (int g = 0; g < B::kGroups; ++g) multiply_parts<Lie::kAcross>(v[g], rows, dy, k, column(g));
+        for (int g = 0; g < B::kGroups; ++g) multiply_parts<Major::kMN>(v[g], rows, dy, k, column(g));
       }
       const int64_t head = item.head(i);
       const int first_number = item.number(i);
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       for (int g = 0; g < B::kGroups; ++g) {
         each_pair(v[g], [&](float* d, int second, int in) {
           const int j = my_row + 8 * second, n = column(g) + in;
-          const float2 at = x.numbers<kParts>(j, n), dys = dy.numbers<kParts>(j, n);
+          const float2 at = x.elements<kParts>(j, n), dys = dy.elements<kParts>(j, n);
           through[second] = fmaf(d[0], at.x, fmaf(d[1], at.y, through[second]));
           d[0] = fmaf(deltas[second], d[0], skip.at(n, dx.columns) * dys.x);
           d[1] = fmaf(deltas[second], d[1], skip.at(n + 1, dx.columns) * dys.y);
@@ -376,8 +376,8 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
   }
   __syncthreads();
   const auto wide = [&](int g) { return column(g) >= width; };
-  multiply<kParts, Lie::kAlong, Lie::kAcross>(db, triangle, row, c, kTokens, column, wide);
-  multiply<kParts, Lie::kAcross, Lie::kAcross>(dc, triangle, row, b, kTokens, column, wide);
+  multiply<kParts, Major::kK, Major::kMN>(db, triangle, row, c, kTokens, column, wide);
+  multiply<kParts, Major::kMN, Major::kMN>(dc, triangle, row, b, kTokens, column, wide);
   const int64_t count = p.batch * p.length * p.groups * p.state;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {

@@ -13,16 +13,16 @@ struct Block {
   using Of = Tile<T>;
   static constexpr int kColumnWarps = 4 / Of::kRowWarps;
   static constexpr int kStepsRead = (Of::kParts == 1 ? kEnter : kRest) + 1;  // arrays
-  static constexpr int kGroups = Of::kNumbers / 16 / kColumnWarps, kTokenGroups = Of::kTokens / 16;
+  static constexpr int kGroups = Of::kTileDim / 16 / kColumnWarps, kTokenGroups = Of::kTokens / 16;
 
-  // Shared memory, in 16-bit numbers. B has the place of the second stage's state until G is made.
+  // Shared memory, in 16-bit elements. B has the place of the second stage's state until G is made.
   int tokens, state, steps, stage, all;
   __host__ __device__ explicit Block(int64_t states)
-      : tokens(tile_numbers(Of::kParts, Of::kTokens, Of::kNumbers)),
-        state(tile_numbers(Of::kParts, Of::kNumbers, int(states))),
+      : tokens(tile_elements(Of::kParts, Of::kTokens, Of::kTileDim)),
+        state(tile_elements(Of::kParts, Of::kTileDim, int(states))),
         steps(2 * kStepsRead * Of::kTokens),
         stage(tokens + state + steps),
-        all(2 * stage + tile_numbers(Of::kParts, Of::kTokens, int(states))) {}
+        all(2 * stage + tile_elements(Of::kParts, Of::kTokens, int(states))) {}
 };
 
 template <class T, bool kPlain, bool kGated>
@@ -31,8 +31,8 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   // ---- prologue: rows and columns of this warp, shared memory by name
   using Of = Tile<T>;
   using B = Block<T>;
-  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers;
-  static_assert(kTokens == kNumbers, "expected room for B in a state's place");
+  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kTileDim = Of::kTileDim;
+  static_assert(kTokens == kTileDim, "expected room for B in a state's place");
   extern __shared__ __align__(16) BFloat16 shared[];
   const B block(p.state);
   const Item<T> item(p, plan);
@@ -40,8 +40,8 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   const int warp = warp_of(), row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
   const auto column = [&](int g) { return (g * B::kColumnWarps + column_warp) * 16; };
   const auto stage_of = [&](int i) { return shared + i % 2 * block.stage; };
-  const auto tokens_of = [&](int i) { return tile(stage_of(i), kTokens, kNumbers); };
-  const auto state_of = [&](int i) { return tile(stage_of(i) + block.tokens, kNumbers, states); };
+  const auto tokens_of = [&](int i) { return tile(stage_of(i), kTokens, kTileDim); };
+  const auto state_of = [&](int i) { return tile(stage_of(i) + block.tokens, kTileDim, states); };
   const auto steps_of = [&](int i) { return reinterpret_cast<float*>(stage_of(i) + block.tokens + block.state); };
   const Rows c = tile(shared + 2 * block.stage, kTokens, states), b = state_of(1);
 
@@ -50,15 +50,15 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
       reinterpret_cast<const int*>(memory + plan.starts) + (item.batch * plan.chunks + item.chunk) * (kTokens + 1);
   const bool packed = !kPlain && p.sequence.data != nullptr;
   const int* begins = packed ? starts : nullptr;
-  const Pieces<kThreads> token_pieces(kNumbers, kTokens), state_pieces(padded(states), kTokens);
+  const Pieces<kThreads> token_pieces(kTileDim, kTokens), state_pieces(padded(states), kTokens);
   const auto load = [&](int i) {
     const Source<T> x = source_of<T>(p.x, item.batch, item.first, item.head(i), item.rows, dim, begins);
     if constexpr (kPlain)
-      load_plain<kTokens, kNumbers, kThreads>(tokens_of(i), x.data + item.number(i), x.step, item.rows);
+      load_plain<kTokens, kTileDim, kThreads>(tokens_of(i), x.data + item.number(i), x.step, item.rows);
     else
-      load_tile<T, kTokens>(tokens_of(i), from_column(x, item.number(i), kNumbers), token_pieces);
+      load_tile<T, kTokens>(tokens_of(i), from_column(x, item.number(i), kTileDim), token_pieces);
     const int64_t at = item.of_chunk(p, plan, i);
-    load_state<kParts, kNumbers, kPlain>(
+    load_state<kParts, kTileDim, kPlain>(
         state_of(i), reinterpret_cast<const BFloat16*>(memory + plan.states) + at * plan.state_entry, item.number(i),
         dim, int(plan.state8), state_pieces);
     load_floats_early<kThreads>(steps_of(i), memory + plan.steps + at * plan.step_row, B::kStepsRead * kTokens);
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
   // G_ij, of which columns up to the diagonal are wanted
   Sums dots[B::kTokenGroups] = {};
   const auto above = [&](int g) { return 16 * g > row; };
-  multiply<kParts, Lie::kAlong, Lie::kAlong>(
+  multiply<kParts, Major::kK, Major::kK>(
       dots, c, row, b, padded(states), [](int g) { return 16 * g; }, above);
   int start[2];
 #pragma unroll
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
 
     // ---- y: through the state, then of the chunk's own tokens
     Sums y[B::kGroups] = {};
-    multiply<kParts, Lie::kAlong, Lie::kAlong>(y, c, row, state_of(i), padded(states), column);
+    multiply<kParts, Major::kK, Major::kK>(y, c, row, state_of(i), padded(states), column);
 #pragma unroll
     for (int g = 0; g < B::kGroups; ++g) {
       each_pair(y[g], [&](float* v, int second, int) { v[0] *= enters[second], v[1] *= enters[second]; });
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
         }
       }
 #pragma unroll
-      for (int g = 0; g < B::kGroups; ++g) multiply_parts<Lie::kAcross>(y[g], a, x, 16 * k, column(g));
+      for (int g = 0; g < B::kGroups; ++g) multiply_parts<Major::kMN>(y[g], a, x, 16 * k, column(g));
     }
 
     // ---- epilogue of a pass: D x, the gate, y is stored
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, Tile<T>::kParts == 1 ? 3 : 1)
       [[maybe_unused]] Sums gated;
       each_pair(y[g], [&](float* v, int second, int in) {
         const int n = column(g) + in;
-        const float2 at = x.template numbers<kParts>(my_row + 8 * second, n);
+        const float2 at = x.template elements<kParts>(my_row + 8 * second, n);
         v[0] = fmaf(skip.at(n, to.columns), at.x, v[0]), v[1] = fmaf(skip.at(n + 1, to.columns), at.y, v[1]);
         if (packed && start[second] == kTokens) v[0] = v[1] = 0.f;
       });

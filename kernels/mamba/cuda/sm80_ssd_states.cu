@@ -14,10 +14,10 @@ template <class T>
 struct Block {
   using Of = Tile<T>;
   static constexpr int kColumnWarps = 4 / Of::kRowWarps, kGroups = kStates / 16 / kColumnWarps;
-  static constexpr int kTokenNumbers = tile_numbers(Of::kParts, Of::kTokens, Of::kNumbers);
-  static constexpr int kGroupNumbers = tile_numbers(Of::kParts, Of::kTokens, kStates);
+  static constexpr int kTokenElements = tile_elements(Of::kParts, Of::kTokens, Of::kTileDim);
+  static constexpr int kGroupElements = tile_elements(Of::kParts, Of::kTokens, kStates);
   struct Stage {
-    BFloat16 tokens[kTokenNumbers], group[kGroupNumbers];
+    BFloat16 tokens[kTokenElements], group[kGroupElements];
     float weight[Of::kTokens], keep[4];
   };
   struct Memory {
@@ -33,22 +33,22 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
   // ---- prologue: the tile of this block, its state in registers
   using B = Block<T>;
   using Of = Tile<T>;
-  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kNumbers = Of::kNumbers, kGroups = B::kGroups;
+  constexpr int kParts = Of::kParts, kTokens = Of::kTokens, kTileDim = Of::kTileDim, kGroups = B::kGroups;
   extern __shared__ __align__(16) unsigned char shared[];
   auto& m = *reinterpret_cast<typename B::Memory*>(shared);
   const int warp = warp_of(), row = warp % Of::kRowWarps * 16, column_warp = warp / Of::kRowWarps;
   const auto column = [&](int g) { return (g * B::kColumnWarps + column_warp) * 16; };
 
-  const int64_t column_tiles = (p.state + kStates - 1) / kStates, row_tiles = (p.dim + kNumbers - 1) / kNumbers;
+  const int64_t column_tiles = (p.state + kStates - 1) / kStates, row_tiles = (p.dim + kTileDim - 1) / kTileDim;
   int64_t item = blockIdx.x;
   const int first_state = int(item % column_tiles) * kStates;
   item /= column_tiles;
-  const int first_number = int(item % row_tiles) * kNumbers;
+  const int first_number = int(item % row_tiles) * kTileDim;
   item /= row_tiles;
   const int64_t head = item % p.heads, batch = item / p.heads, group = head / (p.heads / p.groups);
-  const int states = int(p.state) - first_state, numbers = int(p.dim) - first_number;
+  const int states = int(p.state) - first_state, elements = int(p.dim) - first_number;
 
-  // numbers of the state outside, whose row is `dim`
+  // elements of the state outside, whose row is `dim`
   Sums sums[kGroups] = {};
   const auto outside = [&](const auto& fn) {
     const int64_t entry = (batch * p.heads + head) * p.dim;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
         const int r = row + first_row() + 8 * second, n = column(g) + c;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          if (r < numbers && n + i < states) fn(v[i], (entry + first_number + r) * p.state + first_state + n + i);
+          if (r < elements && n + i < states) fn(v[i], (entry + first_number + r) * p.state + first_state + n + i);
         }
       });
     }
@@ -72,9 +72,9 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
   const auto steps_of = [&](int64_t chunk) {
     return memory + plan.steps + ((batch * plan.chunks + chunk) * p.heads + head) * plan.step_row;
   };
-  const Pieces<kThreads> token_pieces(kNumbers, kTokens), group_pieces(kStates, kTokens);
+  const Pieces<kThreads> token_pieces(kTileDim, kTokens), group_pieces(kStates, kTokens);
   const Source<T> all_tokens = from_column(source_of<T>(walk.tokens, batch, 0, head, kTokens, int(p.dim), nullptr),
-                                           first_number, kNumbers),
+                                           first_number, kTileDim),
                   all_groups = from_column(source_of<T>(walk.group, batch, 0, group, kTokens, int(p.state), nullptr),
                                            first_state, kStates);
   const auto load = [&](int64_t i) {
@@ -82,9 +82,9 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     const int64_t chunk = chunk_of(i), first = chunk * kTokens, left = p.length - first;
     const int rows = int(left < kTokens ? left : kTokens);
     const int* begins = starts == nullptr ? nullptr : starts + (batch * plan.chunks + chunk) * (kTokens + 1);
-    const Rows tokens = tile(stage.tokens, kTokens, kNumbers), others = tile(stage.group, kTokens, kStates);
+    const Rows tokens = tile(stage.tokens, kTokens, kTileDim), others = tile(stage.group, kTokens, kStates);
     if constexpr (kPlain) {
-      load_plain<kTokens, kNumbers, kThreads>(tokens, all_tokens.data + first * walk.tokens.step, walk.tokens.step,
+      load_plain<kTokens, kTileDim, kThreads>(tokens, all_tokens.data + first * walk.tokens.step, walk.tokens.step,
                                               rows);
       load_plain<kTokens, kStates, kThreads>(others, all_groups.data + first * walk.group.step, walk.group.step, rows);
     } else {
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
       return;
     }
     to += first_row() * plan.state8;
-    const bool there[2] = {row + first_row() < numbers, row + first_row() + 8 < numbers};
+    const bool there[2] = {row + first_row() < elements, row + first_row() + 8 < elements};
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     keep(chunk_of(i));
     auto& stage = m.stage[i % 2];
     const float stays = stage.keep[0];
-    const Rows tokens = tile(stage.tokens, kTokens, kNumbers), others = tile(stage.group, kTokens, kStates);
+    const Rows tokens = tile(stage.tokens, kTokens, kTileDim), others = tile(stage.group, kTokens, kStates);
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       each_pair(sums[g], [&](float* v, int, int) { v[0] *= stays, v[1] *= stays; });
@@ -176,12 +176,12 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
     for (int k = 0; k < kTokens; k += 16) {
       uint32_t a[kParts][4];
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) load_a<Lie::kAcross>(a[part], tokens, part, row, k);
+      for (int part = 0; part < kParts; ++part) load_a<Major::kMN>(a[part], tokens, part, row, k);
       const int t = k + lane_of() % 4 * 2;
       const auto weight = [&](int t) { return *reinterpret_cast<const float2*>(stage.weight + t); };
       weigh<kParts>(a, weight(t), weight(t + 8));
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) multiply_parts<Lie::kAcross>(sums[g], a, others, k, column(g));
+      for (int g = 0; g < kGroups; ++g) multiply_parts<Major::kMN>(sums[g], a, others, k, column(g));
     }
   }
 
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, Block<T>::kBlocks)
 
 void states(const Problem& p, const Plan& plan, const Walk& walk, float* memory, Stream stream) {
   kernels::with_dtype(p.type, [&]<class T>() {
-    const int64_t tiles = divide_up(p.dim, int64_t{Tile<T>::kNumbers}) * divide_up(p.state, int64_t{kStates});
+    const int64_t tiles = divide_up(p.dim, int64_t{Tile<T>::kTileDim}) * divide_up(p.state, int64_t{kStates});
     if (p.batch * p.heads * tiles == 0) return;
     const auto start = [&]<bool kPlain>() {
       kernels::gpu::launch_with_memory<&walk_states<T, kPlain>>(

@@ -1,4 +1,4 @@
-// Tiles of state space duality in shared memory, and their products (ssd_plan.h says in what numbers).
+// Tiles of state space duality in shared memory, and their products (ssd_plan.h says in what elements).
 #pragma once
 
 #include "kernels/common/gpu/ptx/cp_async.cuh"
@@ -14,9 +14,9 @@ using kernels::gpu::cp_async;
 using kernels::gpu::cp_async_commit;
 using kernels::gpu::cp_async_wait;
 
-// ---- numbers in parts
+// ---- elements in parts
 
-// Two numbers beside each other, in kParts words.
+// Two elements beside each other, in kParts words.
 template <int kParts>
 struct Pair {
   uint32_t part[kParts];
@@ -45,7 +45,7 @@ __device__ __forceinline__ float2 whole(const Pair<kParts>& p) {
 
 // ---- tiles
 
-// Rows in shared memory: `stride` numbers apart (a multiple of 8, odd in units of 8: eight rows lie in all banks),
+// Rows in shared memory: `stride` elements apart (a multiple of 8, odd in units of 8: eight rows lie in all banks),
 // parts `apart`. Rows and columns behind the last are 0.
 struct Rows {
   BFloat16* data;
@@ -62,7 +62,7 @@ struct Rows {
     return p;
   }
   template <int kParts>
-  __device__ __forceinline__ float2 numbers(int row, int column) const {
+  __device__ __forceinline__ float2 elements(int row, int column) const {
     return whole(pair<kParts>(row, column));
   }
   template <int kParts>
@@ -74,7 +74,7 @@ struct Rows {
 };
 constexpr int kPad = 8;
 __host__ __device__ constexpr int padded(int n) { return (n + 15) / 16 * 16; }
-__host__ __device__ constexpr int tile_numbers(int parts, int rows, int columns) {
+__host__ __device__ constexpr int tile_elements(int parts, int rows, int columns) {
   return parts * rows * (padded(columns) + kPad);
 }
 __device__ __forceinline__ Rows tile(BFloat16* data, int rows, int columns) {
@@ -203,15 +203,15 @@ template <class T>
 struct Outside {
   T* row[2];    // a thread's two, at the tile's first number; null where the row is behind the last
   int columns;  // from there on
-  bool fours;   // numbers lie at multiples of four
+  bool fours;   // elements lie at multiples of four
 };
 // Rows `row` and 8 further of a head's tile, of which `rows` are there.
 template <class T>
 __device__ __forceinline__ Outside<T> outside_of(const Tokens& t, int64_t batch, int64_t first, int64_t head, int row,
                                                  int rows, int column, int dim) {
   T* data = static_cast<T*>(t.data) + batch * t.batch + (first + row) * t.step + head * t.head + column;
-  const uint64_t numbers = uint64_t(t.batch | t.step | t.head | dim);
-  const bool fours = numbers % 4 == 0 && reinterpret_cast<uintptr_t>(t.data) % (4 * sizeof(T)) == 0;
+  const uint64_t elements = uint64_t(t.batch | t.step | t.head | dim);
+  const bool fours = elements % 4 == 0 && reinterpret_cast<uintptr_t>(t.data) % (4 * sizeof(T)) == 0;
   return {{row < rows ? data : nullptr, row + 8 < rows ? data + 8 * t.step : nullptr}, dim - column, fours};
 }
 template <class T>
@@ -243,7 +243,7 @@ struct Item {
   int rows, tiles, count;                                 // tokens; tiles a head; tiles in all
 
   __device__ __forceinline__ Item(const Problem& p, const Plan& plan) {
-    constexpr int kTokens = Tile<T>::kTokens, kNumbers = Tile<T>::kNumbers;
+    constexpr int kTokens = Tile<T>::kTokens, kTileDim = Tile<T>::kTileDim;
     int64_t item = blockIdx.x;
     block = item % plan.blocks, item /= plan.blocks;
     group = item % p.groups, item /= p.groups;
@@ -252,11 +252,11 @@ struct Item {
     first_head = group * heads + before;
     first = chunk * kTokens;
     rows = int(p.length - first < kTokens ? p.length - first : kTokens);
-    tiles = p.dim == 0 ? 1 : int((p.dim + kNumbers - 1) / kNumbers);
+    tiles = p.dim == 0 ? 1 : int((p.dim + kTileDim - 1) / kTileDim);
     count = int(left < plan.heads_each ? left : plan.heads_each) * tiles;
   }
   __device__ __forceinline__ int64_t head(int i) const { return first_head + i / tiles; }
-  __device__ __forceinline__ int number(int i) const { return i % tiles * Tile<T>::kNumbers; }  // the tile's first
+  __device__ __forceinline__ int number(int i) const { return i % tiles * Tile<T>::kTileDim; }  // the tile's first
   __device__ __forceinline__ int64_t of_chunk(const Problem& p, const Plan& plan, int i) const {
     return (batch * plan.chunks + chunk) * p.heads + head(i);
   }
@@ -267,27 +267,27 @@ inline int64_t items_of(const Problem& p, const Plan& plan) {
 
 // ---- products of a warp: sums of 16 rows, kGroups times 16 columns
 
-// How operands lie: kAlong, k runs along rows; kAcross, k runs from row to row.
-enum class Lie { kAlong, kAcross };
+// Layout of an operand: K-major, k runs along rows; MN-major, k runs from row to row.
+enum class Major { kK, kMN };
 
 __device__ __forceinline__ int lane_of() { return int(threadIdx.x) % 32; }
 // Known to be the same for all lanes: what depends on it is a jump, not instructions left out one by one.
 __device__ __forceinline__ int warp_of() { return __shfl_sync(kAllLanes, int(threadIdx.x) / 32, 0); }
 
 // A[16 rows from `row`, 16 k from `k`]
-template <Lie kLie>
+template <Major kMajor>
 __device__ __forceinline__ void load_a(uint32_t (&w)[4], const Rows& a, int part, int row, int k) {
   const int t = lane_of(), in = t % 8, second = t / 8 % 2 * 8, third = t / 16 * 8;
-  if constexpr (kLie == Lie::kAlong)
+  if constexpr (kMajor == Major::kK)
     kernels::gpu::ldmatrix_x4(w, a.at(part, row + in + second, k + third));
   else
     kernels::gpu::ldmatrix_x4_trans(w, a.at(part, k + in + third, row + second));
 }
 // B[16 k, 16 columns]: words 0 and 1 of the first eight columns, 2 and 3 of the others.
-template <Lie kLie>
+template <Major kMajor>
 __device__ __forceinline__ void load_b(uint32_t (&w)[4], const Rows& b, int part, int k, int column) {
   const int t = lane_of(), in = t % 8, second = t / 8 % 2 * 8, third = t / 16 * 8;
-  if constexpr (kLie == Lie::kAlong)
+  if constexpr (kMajor == Major::kK)
     kernels::gpu::ldmatrix_x4(w, b.at(part, column + in + third, k + second));
   else
     kernels::gpu::ldmatrix_x4_trans(w, b.at(part, k + in + second, column + third));
@@ -303,25 +303,25 @@ __device__ __forceinline__ void multiply_16x16(Sums& s, const uint32_t (&a)[4], 
 }
 // s += A B of 16 k from `k`: A's fragments of all parts, B's 16 columns from `column`. Parts too small to count are
 // left out.
-template <Lie kLie, int kParts>
+template <Major kMajor, int kParts>
 __device__ __forceinline__ void multiply_parts(Sums& s, const uint32_t (&a)[kParts][4], const Rows& b, int k,
                                                int column) {
 #pragma unroll
   for (int j = 0; j < kParts; ++j) {
     uint32_t columns[4];
-    load_b<kLie>(columns, b, j, k, column);
+    load_b<kMajor>(columns, b, j, k, column);
 #pragma unroll
     for (int i = 0; i + j < kParts; ++i) multiply_16x16(s, a[i], columns);
   }
 }
 
-// sums[g] += A[rows from `row`, k from 0 to `numbers`] B[.., columns of group g], `column(g)` the group's first column;
-// those that skip(g) says are left out.
-template <int kParts, Lie kA, Lie kB, int kGroups, class Column, class Skip>
-__device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, int row, const Rows& b, int numbers,
+// sums[g] += A[rows from `row`, k from 0 to `elements`] B[.., columns of group g], `column(g)` the group's first
+// column; those that skip(g) says are left out.
+template <int kParts, Major kA, Major kB, int kGroups, class Column, class Skip>
+__device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, int row, const Rows& b, int elements,
                                          const Column& column, const Skip& skip) {
 #pragma unroll 4
-  for (int k = 0; k < numbers; k += 16) {
+  for (int k = 0; k < elements; k += 16) {
     uint32_t rows[kParts][4];
 #pragma unroll
     for (int i = 0; i < kParts; ++i) load_a<kA>(rows[i], a, i, row, k);
@@ -331,13 +331,13 @@ __device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, i
     }
   }
 }
-template <int kParts, Lie kA, Lie kB, int kGroups, class Column>
-__device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, int row, const Rows& b, int numbers,
+template <int kParts, Major kA, Major kB, int kGroups, class Column>
+__device__ __forceinline__ void multiply(Sums (&sums)[kGroups], const Rows& a, int row, const Rows& b, int elements,
                                          const Column& column) {
-  multiply<kParts, kA, kB>(sums, a, row, b, numbers, column, [](int) { return false; });
+  multiply<kParts, kA, kB>(sums, a, row, b, elements, column, [](int) { return false; });
 }
 
-// fn(numbers, row, column) of each pair of numbers beside each other: row 0 or 1 (8 further), column from the group's
+// fn(elements, row, column) of each pair of elements beside each other: row 0 or 1 (8 further), column from the group's
 // first.
 template <class Fn>
 __device__ __forceinline__ void each_pair(Sums& s, const Fn& fn) {

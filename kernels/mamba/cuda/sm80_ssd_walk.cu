@@ -1,8 +1,8 @@
 // State space duality on a GPU in one pass, where batch and heads fill it: a block walks over a head's chunks with the
 // state in registers, so that no state goes to memory and x is read once. bfloat16, the usual case (is_plain), states
-// of up to 128 numbers.
+// of up to 128 elements.
 //
-// Warps have 16 rows each: of the chunk's tokens for G and y, of the head's numbers for the state. In a chunk: the
+// Warps have 16 rows each: of the chunk's tokens for G and y, of the head's elements for the state. In a chunk: the
 // state as it enters goes to shared memory; y = e_i C H^T + (G T Δ) x; H <- keep H + sum of w_j x_j ⊗ B_j.
 #include "kernels/common/gpu/launch.cuh"
 #include "kernels/common/gpu/ptx/cp_async.cuh"
@@ -11,21 +11,21 @@
 namespace mamba::ssd::gpu {
 namespace {
 
-constexpr int kThreads = 128, kTokens = 64, kNumbers = 64, kMaxStates = 128;
-constexpr int kTokenGroups = kTokens / 16, kGroups = kNumbers / 16;
+constexpr int kThreads = 128, kTokens = 64, kTileDim = 64, kMaxStates = 128;
+constexpr int kTokenGroups = kTokens / 16, kGroups = kTileDim / 16;
 constexpr int kStepsRead = kWeight + 1;  // arrays
 constexpr int kBlocks = 3;               // a multiprocessor's
-constexpr auto kAlong = Lie::kAlong, kAcross = Lie::kAcross;
+constexpr auto kContiguous = Major::kK, kAcross = Major::kMN;
 
 template <int kStates>
 struct Memory {
-  static constexpr int kGroupNumbers = tile_numbers(1, kTokens, kStates);
+  static constexpr int kGroupElements = tile_elements(1, kTokens, kStates);
   struct Stage {
-    BFloat16 x[tile_numbers(1, kTokens, kNumbers)];
+    BFloat16 x[tile_elements(1, kTokens, kTileDim)];
     float steps[kStepsRead * kTokens], keep[4];
   };
   alignas(16) Stage stage[2];
-  BFloat16 b[kGroupNumbers], c[kGroupNumbers], state[tile_numbers(1, kNumbers, kStates)];
+  BFloat16 b[kGroupElements], c[kGroupElements], state[tile_elements(1, kTileDim, kStates)];
 };
 
 template <int kStates>
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   extern __shared__ __align__(16) unsigned char shared[];
   auto& m = *reinterpret_cast<Memory<kStates>*>(shared);
   const int warp = warp_of(), row = warp * 16, my_row = row + first_row(), lane = lane_of();
-  const int64_t tiles = p.dim / kNumbers, of_head = int64_t{blockIdx.x} / tiles,
-                first_number = blockIdx.x % tiles * kNumbers;
+  const int64_t tiles = p.dim / kTileDim, of_head = int64_t{blockIdx.x} / tiles,
+                first_number = blockIdx.x % tiles * kTileDim;
   const int64_t head = of_head % p.heads, batch = of_head / p.heads, group = head / (p.heads / p.groups);
   const auto each = [](int g) { return 16 * g; };
 
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   };
   const auto load_x = [&](int64_t chunk) {
     auto& stage = m.stage[chunk % 2];
-    load_plain<kTokens, kNumbers, kThreads>(tile(stage.x, kTokens, kNumbers), x + chunk * kTokens * p.x.step, p.x.step,
+    load_plain<kTokens, kTileDim, kThreads>(tile(stage.x, kTokens, kTileDim), x + chunk * kTokens * p.x.step, p.x.step,
                                             rows_of(chunk));
     const float* steps = memory + plan.steps + ((batch * plan.chunks + chunk) * p.heads + head) * plan.step_row;
     constexpr int kPieces = kStepsRead * kTokens / 4;
@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     load_x(0), load_group(m.b, b, p.B, 0), load_group(m.c, c, p.C, 0);
     cp_async_commit();
   }
-  const Rows bs = tile(m.b, kTokens, kStates), cs = tile(m.c, kTokens, kStates), h = tile(m.state, kNumbers, kStates);
+  const Rows bs = tile(m.b, kTokens, kStates), cs = tile(m.c, kTokens, kStates), h = tile(m.state, kTileDim, kStates);
   for (int64_t chunk = 0; chunk < plan.chunks; ++chunk) {
     auto& stage = m.stage[chunk % 2];
-    const Rows xs = tile(stage.x, kTokens, kNumbers);
+    const Rows xs = tile(stage.x, kTokens, kTileDim);
     const float* steps = stage.steps;
 
     // ---- the state that enters, for all warps
@@ -110,16 +110,16 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
     for (int k = 0; k < kStates; k += 16) {
       uint32_t rows[4], columns[4];
-      load_a<kAlong>(rows, cs, 0, row, k);
+      load_a<kContiguous>(rows, cs, 0, row, k);
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        load_b<kAlong>(columns, h, 0, k, 16 * g);
+        load_b<kContiguous>(columns, h, 0, k, 16 * g);
         multiply_16x16(ys[g], rows, columns);
       }
 #pragma unroll
       for (int g = 0; g < kTokenGroups; ++g) {
         if (above(g)) continue;
-        load_b<kAlong>(columns, bs, 0, k, 16 * g);
+        load_b<kContiguous>(columns, bs, 0, k, 16 * g);
         multiply_16x16(dots[g], rows, columns);
       }
     }
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
     for (int g = 0; g < kGroups; ++g) {
       each_pair(ys[g], [&](float* v, int second, int n) {
-        const float2 at = xs.numbers<1>(my_row + 8 * second, 16 * g + n);
+        const float2 at = xs.elements<1>(my_row + 8 * second, 16 * g + n);
         v[0] = fmaf(skip, at.x, v[0]), v[1] = fmaf(skip, at.y, v[1]);
       });
     }
@@ -191,13 +191,13 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <int kStates>
 void start(const Problem& p, const Plan& plan, const Tokens& y, float* final, const float* memory, Stream stream) {
   kernels::gpu::launch_after_with_memory<&walk_forward<kStates>>(
-      sizeof(Memory<kStates>), p.batch * p.heads * (p.dim / kNumbers), kThreads, 1, stream, p, plan, y, final, memory);
+      sizeof(Memory<kStates>), p.batch * p.heads * (p.dim / kTileDim), kThreads, 1, stream, p, plan, y, final, memory);
 }
 
 }  // namespace
 
 bool walks(const Problem& p, const Tokens& y, int multiprocessors) {
-  const int64_t blocks = p.batch * p.heads * (p.dim / kNumbers);
+  const int64_t blocks = p.batch * p.heads * (p.dim / kTileDim);
   return blocks >= 2 * multiprocessors && (p.state == 64 || p.state == kMaxStates) && is_plain(p, {p.x, p.B, p.C, y});
 }
 

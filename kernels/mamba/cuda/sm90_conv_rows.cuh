@@ -12,7 +12,7 @@ template <class T>
 constexpr int kRowBlocks = sizeof(T) == 4 ? 6 : 12;  // of a multiprocessor: what its shared memory holds
 
 template <class T>
-struct alignas(16) Row {  // x: the last numbers before the part too; both: the first behind it
+struct alignas(16) Row {  // x: the last elements before the part too; both: the first behind it
   T x[kPerVector<T> + kRowSteps + kPerVector<T>], dy[kRowSteps + kPerVector<T>];
 };
 
@@ -80,15 +80,15 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks<T>)
 #pragma unroll 1
   for (int r = kRowTiles - 1; r >= 0; --r) {
     const int here = own + r * int(kTile), start = first + here;
-    float x[kHalo + kVector], before_own[kHalo], numbers[kVector], dy[kVector], g[kVector + kBefore];
+    float x[kHalo + kVector], before_own[kHalo], elements[kVector], dy[kVector], g[kVector + kBefore];
     unpack(load_few<kHalo>(x_to + here - kHalo), before_own);
-    load_floats<kVector>(x_to + here, numbers), load_floats<kVector>(memory.dy + here, dy);
+    load_floats<kVector>(x_to + here, elements), load_floats<kVector>(memory.dy + here, dy);
     if (start == 0 && p.initial.data != nullptr) {
 #pragma unroll
       for (int s = kHalo - kBefore; s < kHalo; ++s) before_own[s] = before(p, batch, channel, s - kHalo);
     }
     const bool past = start >= length;
-    steps_gradients(filter, before_own, numbers, dy, past, lane, x, g, later);
+    steps_gradients(filter, before_own, elements, dy, past, lane, x, g, later);
     float dx[kVector];
     add_steps(filter, x, g, dx, sums);
     put_floats<kVector>(memory.dy + here, dx);

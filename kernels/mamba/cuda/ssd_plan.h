@@ -24,18 +24,18 @@ namespace mamba::ssd::gpu {
 using kernels::divide_up;
 using kernels::Stream;
 
-// Of numbers of type T: tokens of a chunk; numbers of a head that are worked on at once; parts of a number; of a
+// Of elements of type T: tokens of a chunk; elements of a head that are worked on at once; parts of a number; of a
 // block's warps so many beside each other along tokens.
 template <class T>
 struct Tile {
-  static constexpr int kParts = sizeof(T) == 4 ? 3 : 2, kTokens = 32, kNumbers = 32, kRowWarps = 2;
+  static constexpr int kParts = sizeof(T) == 4 ? 3 : 2, kTokens = 32, kTileDim = 32, kRowWarps = 2;
 };
 template <>
 struct Tile<kernels::BFloat16> {
-  static constexpr int kParts = 1, kTokens = 64, kNumbers = 64, kRowWarps = 4;
+  static constexpr int kParts = 1, kTokens = 64, kTileDim = 64, kRowWarps = 4;
 };
 
-// Arrays of a chunk's tokens for one head, kTokens numbers each; then one number, what stays of the state. kSum and
+// Arrays of a chunk's tokens for one head, kTokens elements each; then one number, what stays of the state. kSum and
 // kRest are S in units of log 2, in two parts; kShifted is S - log2 Δ, so that T_ij Δ_j is one exponential; kWeight r_j
 // Δ_j. Forward in bfloat16 goes without those behind kWeight.
 enum StepArray { kSum, kShifted, kEnter, kWeight, kDelta, kRest, kLeave, kSlope, kStepArrays };
@@ -50,7 +50,7 @@ struct Plan {
   int64_t chunks, state8;      // a state's row padded to 16 bytes
   int64_t heads_each, blocks;  // heads a block, blocks a group
   int64_t step_row;            // floats of steps a chunk and head
-  int64_t state_entry;         // bfloat16 numbers of a chunk's and head's state
+  int64_t state_entry;         // bfloat16 elements of a chunk's and head's state
   int64_t sum_rows;            // of head_sums a chunk: one a warp of ssd_gradients
   int64_t starts, steps, states, dstates, gated, token_sums, head_sums, number_sums, used;
 };
@@ -110,7 +110,7 @@ void states(const Problem& p, const Plan& plan, const Walk& walk, float* memory,
 // Is it the usual case, which has kernels of its own: one sequence a row, heads of whole tiles, whole vectors?
 inline bool is_plain(const Problem& p, std::initializer_list<Tokens> tensors) {
   bool plain = p.type == DType::kBFloat16 && p.sequence.data == nullptr && p.z.data == nullptr && !p.each_D &&
-               p.dim % Tile<kernels::BFloat16>::kNumbers == 0 && p.state % 64 == 0;
+               p.dim % Tile<kernels::BFloat16>::kTileDim == 0 && p.state % 64 == 0;
   for (const Tokens& t : tensors)
     plain = plain && (t.batch | t.step | t.head) % 8 == 0 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
   return plain;

@@ -208,10 +208,10 @@ void steps(const Problem& p, const Plan& plan, float* memory, Stream stream) {
 
 void sums(const ssd::Backward& a, const Plan& plan, float* memory, Stream stream) {
   const Problem& p = a.of;
-  const int64_t numbers = 2 * p.batch * p.length * p.groups * p.state, rows = p.batch * plan.chunks;
-  if (numbers > 0)
+  const int64_t elements = 2 * p.batch * p.length * p.groups * p.state, rows = p.batch * plan.chunks;
+  if (elements > 0)
     kernels::with_dtype(p.type, [&]<class T>() {
-      kernels::gpu::launch(&sum_tokens<T>, divide_up(numbers, int64_t{kThreads}), kThreads, stream, a, plan,
+      kernels::gpu::launch(&sum_tokens<T>, divide_up(elements, int64_t{kThreads}), kThreads, stream, a, plan,
                            memory + plan.token_sums);
     });
   const auto sum = [&](const Totals& totals, int count, const float* from, int64_t rows, int64_t columns) {

@@ -26,43 +26,43 @@ __device__ __forceinline__ int64_t at(const Heads& t, int64_t batch, int64_t hea
 }
 
 // Where a row is: of [batch, heads, dim].
-struct Place {
+struct Position {
   uint32_t batch, head, i;
   int32_t entry;  // the state's row, negative: none
 };
 // Of the first of `entries` rows beside each other in the batch; further_place is another of them.
-__device__ __forceinline__ Place place_of(const Problem& p, const Plan& plan, uint32_t item, uint32_t each,
-                                          uint32_t entries) {
+__device__ __forceinline__ Position place_of(const Problem& p, const Plan& plan, uint32_t item, uint32_t each,
+                                             uint32_t entries) {
   const uint32_t of_head = plan.by_head(item), group = plan.by_heads(of_head), batch = group * entries;
   const int32_t entry = p.indices != nullptr ? p.indices[batch] : int32_t(batch);
   return {batch, of_head - group * uint32_t(p.heads), (item - of_head * plan.per_head) * each, entry};
 }
-__device__ __forceinline__ Place further_place(const Problem& p, Place at, uint32_t entries) {
+__device__ __forceinline__ Position further_place(const Problem& p, Position at, uint32_t entries) {
   at.batch += entries;
   at.entry = at.batch >= uint32_t(p.batch) ? -1 : p.indices != nullptr ? p.indices[at.batch] : int32_t(at.batch);
   return at;
 }
 
 // What a row has beside its state, as it lies: their loads are under way together.
-__device__ __forceinline__ uint32_t bits_of(const Heads& t, int64_t batch, const Place& o) {
+__device__ __forceinline__ uint32_t bits_of(const Heads& t, int64_t batch, const Position& o) {
   return t.view.data != nullptr ? read_bits(t.view.data, t.view.type, at(t, batch, o.head, o.i)) : 0;
 }
 struct Weights {  // the same for all of the batch
   uint32_t a, d, bias;
-  __device__ __forceinline__ Weights(const Problem& p, const Place& o)
+  __device__ __forceinline__ Weights(const Problem& p, const Position& o)
       : a(bits_of(p.a, 0, o)), d(bits_of(p.d, 0, o)), bias(bits_of(p.dt_bias, 0, o)) {}
 };
 struct Inputs {
   uint32_t x, dt, z;
 
-  __device__ __forceinline__ void load(const Problem& p, const Place& o) {
+  __device__ __forceinline__ void load(const Problem& p, const Position& o) {
     x = bits_of(p.x, o.batch, o), dt = bits_of(p.dt, o.batch, o), z = bits_of(p.z, o.batch, o);
   }
   __device__ __forceinline__ float delta(const Problem& p, const Weights& w) const {
     const float raw = value_of(dt, p.dt.view.type) + value_of(w.bias, p.dt_bias.view.type);
     return p.softplus ? softplus(raw) : raw;
   }
-  __device__ __forceinline__ void finish(const Problem& p, const Weights& w, const Place& o, float y) const {
+  __device__ __forceinline__ void finish(const Problem& p, const Weights& w, const Position& o, float y) const {
     y += value_of(w.d, p.d.view.type) * value_of(x, p.x.view.type);
     if (p.z.view.data != nullptr) y *= gate_of(value_of(z, p.z.view.type)).value;
     write(p.y.view.data, p.y.view.type, at(p.y, o.batch, o.head, o.i), o.entry < 0 ? 0.f : y);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void coefficients(const Heads& t, int64_t batch, int6
   for (int i = 0; i < kN; ++i) bits[i] = read_bits(t.view.data, t.view.type, from + i * t.view.channel);
 }
 
-// Rates of their own, as many as the state's numbers, are read once for two entries of the batch.
+// Rates of their own, as many as the state's elements, are read once for two entries of the batch.
 template <bool kAlike>
 constexpr int kEntries = kAlike ? 1 : 2;
 // Rows of a lane whose loads are under way together.
@@ -89,7 +89,7 @@ constexpr int kBlocks = kAlike ? 6 : 4 + sizeof(T) / 4;
 
 // A warp has 32 rows of a head. Each lane knows what one of them has beside its state; the state is gone through 16
 // bytes a lane, `lanes` to a row. B and C are the rows' own, and stay. kAlike: A is the same along a row; else it lies
-// beside the state's numbers in float32.
+// beside the state's elements in float32.
 template <class T, bool kAlike>
 __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const Problem p, const Plan plan) {
   grid_dependency_wait();
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const 
   const int row = lane / lanes, beside = lane % lanes;  // its row of those at once, its vector of the row's
   const uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32;
   if (item >= plan.items) return;
-  Place own[kE];
+  Position own[kE];
   own[0] = place_of(p, plan, item, 32, kE);
   const uint32_t first = own[0].i, left = uint32_t(p.dim) - first;
   const int rows = left < 32 ? int(left) : 32;
@@ -205,7 +205,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks<T, kAlike>) step_rows(const 
 __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan plan) {
   const int lane = int(threadIdx.x) % plan.lanes;
   const uint32_t wanted = blockIdx.x * uint32_t(kThreads / plan.lanes) + threadIdx.x / plan.lanes;
-  const Place own = place_of(p, plan, wanted < plan.items ? wanted : plan.items - 1, 1, 1);  // all are in the shuffles
+  const Position own =
+      place_of(p, plan, wanted < plan.items ? wanted : plan.items - 1, 1, 1);  // all are in the shuffles
   const Weights weights(p, own);
   Inputs inputs;
   inputs.load(p, own);
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan
   if (lane == 0 && wanted < plan.items) inputs.finish(p, weights, own, y);
 }
 
-// Do vectors of `most` numbers begin at multiples of their size, in all rows of states, and rows not far apart?
+// Do vectors of `most` elements begin at multiples of their size, in all rows of states, and rows not far apart?
 bool whole(const Heads& t, int64_t most, int count) {
   const uint64_t strides = uint64_t(t.view.batch) | uint64_t(t.head) | uint64_t(t.view.channel);
   return t.view.step == 1 && t.view.channel < (1 << 24) && strides % uint64_t(most) == 0 && count % most == 0 &&

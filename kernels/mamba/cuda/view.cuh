@@ -1,4 +1,4 @@
-// What the package's kernels share on a GPU: numbers wherever they lie, and the formulas' functions.
+// What the package's kernels share on a GPU: elements wherever they lie, and the formulas' functions.
 #pragma once
 
 #include "kernels/common/gpu/device.cuh"
@@ -13,7 +13,7 @@ using kernels::Half;
 
 constexpr float kLog2E = 1.44269504f, kLn2 = 0.693147181f;
 
-// ---- numbers of a type known at run time, the same for all threads
+// ---- elements of a type known at run time, the same for all threads
 __device__ __forceinline__ float read(const void* data, DType type, int64_t at) {
   if (type == DType::kFloat32) return static_cast<const float*>(data)[at];
   if (type == DType::kBFloat16) return to_float(static_cast<const BFloat16*>(data)[at]);

@@ -54,7 +54,7 @@ struct Plain {
   }
 };
 
-// g' sigmoid(alpha g') (u' + 1), or silu(g') u', of clamped numbers.
+// g' sigmoid(alpha g') (u' + 1), or silu(g') u', of clamped elements.
 template <bool kOai>
 struct Clamped {
   static constexpr bool kGate = true;
@@ -110,7 +110,7 @@ struct ValueOf {
     value = Formula::template value<true>(limits, g, u);
   }
 };
-// Chosen while the kernel runs, of 16-bit numbers.
+// Chosen while the kernel runs, of 16-bit elements.
 __device__ __forceinline__ float value_of(Act act, const Limits& limits, float g, float u) {
   float value = 0.f;
   with_act(act, ValueOf{limits, g, u, value});

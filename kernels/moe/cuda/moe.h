@@ -93,7 +93,7 @@ struct Decode {
 };
 bool decode_takes(const Decode& d);
 void decode(const Decode& d, Stream stream);
-// sm90_decode_one.cu: the same of one token by the copy engine.
+// sm90_decode_one.cu: the same of one token by the TMA.
 bool one_token_takes(const Decode& d);
 void one_token(const Decode& d, Stream stream);
 // sm80_products.cu: any sizes and types, sm_75 on. sm90_products.cu: sm_90a, 16 bits, whole 16-byte vectors.

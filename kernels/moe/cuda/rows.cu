@@ -33,7 +33,7 @@ __device__ __forceinline__ int expert_of(const int32_t* offsets, int experts, in
   return low;
 }
 
-// ---- activations: a warp a row, N numbers a lane at a time
+// ---- activations: a warp a row, N elements a lane at a time
 constexpr int kRowWarps = 8;
 
 struct ActArguments {

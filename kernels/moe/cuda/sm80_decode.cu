@@ -22,7 +22,7 @@ using kernels::divide_up;
 
 constexpr int kMax = 64, kMaxTokens = 8;  // assignments
 constexpr int kUpWarps = 6, kDownWarps = 8;
-constexpr int kStages = 3, kStretch = 128, kPitch = kStretch + 32;  // numbers: two rows beside each other in the banks
+constexpr int kStages = 3, kStretch = 128, kPitch = kStretch + 32;  // elements: two rows beside each other in the banks
 
 struct Arguments : DecodeArguments {
   int64_t x_stride;
@@ -66,7 +66,7 @@ __device__ __forceinline__ int bit_of(uint64_t bits, int n) {
 }
 
 // A unit of work is 16 rows of weights by up to 8 rows of an expert. Lane l copies 16 bytes of rows l / 16, l / 16 + 2,
-// ... of the 16: rows 0 to 7 begin `low`, 8 to 15 `high` numbers into the weights, each `step` rows after the one
+// ... of the 16: rows 0 to 7 begin `low`, 8 to 15 `high` elements into the weights, each `step` rows after the one
 // before it.
 struct RowsAt {
   int64_t low, high;

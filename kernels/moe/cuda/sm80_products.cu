@@ -14,7 +14,7 @@ using namespace moe::gpu;
 using kernels::divide_up;
 
 constexpr int kTile = 64, kDepth = 32, kThreads = 128;
-constexpr int kPitch = kDepth + 8;  // numbers between rows in shared memory: eight rows lie in different banks
+constexpr int kPitch = kDepth + 8;  // elements between rows in shared memory: eight rows lie in different banks
 
 // Numbers (outer, inner) of a matrix, inner running along the sums. One of the two strides is 1. Rows may be found
 // through `order`: they are outer's (kRows) or inner's.
@@ -29,7 +29,7 @@ struct Operand {
 enum class Gathered { kNothing, kOuter, kInner };
 
 template <class T>
-struct Fragment {  // what a thread has on its way to shared memory: 16 numbers, in two runs of 8
+struct Fragment {  // what a thread has on its way to shared memory: 16 elements, in two runs of 8
   T v[2][8];
 };
 
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
 bool whole(const void* data, std::initializer_list<int64_t> numbers, int64_t size) {
   uint64_t bits = reinterpret_cast<uintptr_t>(data);
   for (const int64_t n : numbers) bits |= uint64_t(n * size);
-  // Runs are of 8 numbers: 16 bytes, or twice as many of float32, of which each half is a vector.
+  // Runs are of 8 elements: 16 bytes, or twice as many of float32, of which each half is a vector.
   return bits % uint64_t(8 * size) == 0;
 }
 

@@ -1,5 +1,5 @@
 // Products of few rows an expert, as a decode step has them: weights are read once and are the left operand of mma; up
-// to 16 rows are the right one. The order of the numbers along a sum is free as long as both operands have the same
+// to 16 rows are the right one. The order of the elements along a sum is free as long as both operands have the same
 // one: a thread's eight neighbours are two steps of mma, and what it multiplies it has copied itself. Only the sums of
 // a block's warps, each of which takes every eighth stretch, go to others.
 //
@@ -27,7 +27,7 @@ using namespace moe::gpu;
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kBlocks = 2;  // kBlocks: of a multiprocessor
 constexpr int kOuts = 32, kAtOnce = 16;                         // outputs of a tile; rows
-constexpr int kStretch = 32, kAhead = 4;  // numbers a warp multiplies at once; stretches on their way
+constexpr int kStretch = 32, kAhead = 4;  // elements a warp multiplies at once; stretches on their way
 
 // What a tile's outputs are: one after the other, and with an activation of gates and values half of them each.
 struct Arguments {

@@ -109,7 +109,7 @@ struct Worker {
             *reinterpret_cast<const uint4*>(out + row * 64 + (lane % 8 ^ row % 8) * 8);
     }
   }
-  // word(at): numbers `at` and the next one of 32 that lie as the sums of 64 columns do.
+  // word(at): elements `at` and the next one of 32 that lie as the sums of 64 columns do.
   template <class Word>
   __device__ __forceinline__ void fill_by_words(T* out, const Word& word) const {
     const int row = lane % 16;

@@ -23,7 +23,7 @@ using kernels::divide_up;
 
 constexpr int kMax = 64, kMaxExperts = 1024;  // kMax: assignments
 constexpr int kUpWarps = 12, kDownWarps = 8, kOuts = 4;
-constexpr int kPieces = 3, kMaxChunk = kPieces * 256;  // numbers of a row that a warp of the second launch has at once
+constexpr int kPieces = 3, kMaxChunk = kPieces * 256;  // elements of a row that a warp of the second launch has at once
 constexpr int kMaxHidden = 4096;
 
 using Arguments = DecodeArguments;
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(32 * kDownWarps, 4) one_token_down(const Argum
   routing.find(a);
 
   T* weights = reinterpret_cast<T*>(raw) + warp * kOuts * chunk;
-  int number = warp, k0 = 0;  // of the expert that is hit; of its numbers
+  int number = warp, k0 = 0;  // of the expert that is hit; of its elements
   const auto ask = [&] {
     if (number >= routing.hits) return;
     const int n = min(chunk, a.inner - k0);

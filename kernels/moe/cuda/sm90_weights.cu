@@ -103,7 +103,7 @@ __device__ __forceinline__ void load_steps(const WeightArguments& a, Memory<T>& 
 #pragma unroll
       for (int i = 0; i < kEach; ++i)
         cp_async(to + i * 8 * 64, from + uint64_t{__shfl_sync(kAllLanes, vectors, 2 * i + half)} * 8, !inside);
-    } else {  // behind an expert's last slot are another's numbers: zeros, since infinity times 0 is none
+    } else {  // behind an expert's last slot are another's elements: zeros, since infinity times 0 is none
       if (threadIdx.x == 0) m.full[stage].arrive();
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {

@@ -19,7 +19,7 @@ class RowMoments {
 
   template <class T, int kVectors, bool kGroups, bool kFull>
   __device__ __forceinline__ float2 operator()(const Held<T, kVectors>& x,
-                                               const Place<T, kVectors, kGroups, kFull>& p) {
+                                               const Position<T, kVectors, kGroups, kFull>& p) {
     constexpr int N = kPerVector<T>;
     const int lanes = kGroups ? p.lanes : 32;  // of the row in this warp
     float f[N], near = 0.f;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kMaxLanes, layer_blocks(kVectors, kMaxLanes))
   constexpr bool kEarly = kMaxLanes <= 128;  // registers are left to fetch some weights before the barrier
   __shared__ typename RowMoments<kMaxLanes>::Memory memory;
   RowMoments<kMaxLanes> moments(memory);
-  const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
+  const Position<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
   const int64_t row = p.first + p.group;
   grid_dependency_wait();
   Held<T, kVectors> x;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kMaxLanes, layer_blocks(kVectors, kMaxLanes))
 
 template <class T, int N>
 __global__ void __launch_bounds__(512)
-    layer_forward_again(const LayerNormForward a, const Scale s, const Scale b, int64_t rows) {
+    layer_forward_two_pass(const LayerNormForward a, const Scale s, const Scale b, int64_t rows) {
   __shared__ typename RowSum<1>::Memory memory;
   RowSum<1> sum(memory, blockDim.x);
   const bool aligned = scale_aligned(s), bias_aligned = scale_aligned(b);
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
 }
 
 template <class T, int N>
-__global__ void __launch_bounds__(512) layer_backward_again(const LayerNormBackward a, const Scale s) {
+__global__ void __launch_bounds__(512) layer_backward_two_pass(const LayerNormBackward a, const Scale s) {
   __shared__ typename RowSum<2>::Memory memory;
   RowSum<2> sum(memory, blockDim.x);
   const bool aligned = scale_aligned(s);
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(512) layer_backward_again(const LayerNormBackw
 }
 
 template <class T>
-__global__ void layer_weight_again(const LayerNormBackward a) {
+__global__ void layer_weight_two_pass(const LayerNormBackward a) {
   const int64_t col = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (col >= a.cols) return;
   const int64_t begin = int64_t{blockIdx.y} * a.chunk, wanted = begin + a.chunk,

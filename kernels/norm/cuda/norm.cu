@@ -178,7 +178,7 @@ void rms_norm_forward(const RmsNormForward& a, const Scale& s, int64_t rows, Str
   }
   p = again(p, rows);
   with_access(a.dtype, a.y_dtype, p.vector_access, [&]<typename T, typename Y, int N>() {
-    launch(&rms_forward_again<T, Y, N>, p.blocks, p.lanes, stream, a, s, rows);
+    launch(&rms_forward_two_pass<T, Y, N>, p.blocks, p.lanes, stream, a, s, rows);
   });
 }
 
@@ -201,7 +201,7 @@ void layer_norm_forward(const LayerNormForward& a, const Scale& s, const Scale& 
   }
   p = again(p, rows);
   with_access(a.dtype, a.dtype, p.vector_access, [&]<typename T, typename, int N>() {
-    launch(&layer_forward_again<T, N>, p.blocks, p.lanes, stream, a, s, b, rows);
+    launch(&layer_forward_two_pass<T, N>, p.blocks, p.lanes, stream, a, s, b, rows);
   });
 }
 
@@ -231,8 +231,8 @@ int64_t rms_norm_backward(const RmsNormBackward& given, const Scale& s, Stream s
   const WeightPlan w = plan_weight(a.rows);
   a.chunk = w.chunk;
   with_access(a.dtype, a.dy_dtype, p.vector_access, [&]<typename T, typename Y, int N>() {
-    launch(&rms_backward_again<T, Y, N>, p.blocks, p.lanes, stream, a, s);
-    launch_columns(&rms_weight_again<T, Y>, a.cols, w.chunks, stream, a);
+    launch(&rms_backward_two_pass<T, Y, N>, p.blocks, p.lanes, stream, a, s);
+    launch_columns(&rms_weight_two_pass<T, Y>, a.cols, w.chunks, stream, a);
   });
   return w.chunks;
 }
@@ -255,8 +255,8 @@ int64_t layer_norm_backward(const LayerNormBackward& given, const Scale& s, Stre
   const WeightPlan w = plan_weight(a.rows);
   a.chunk = w.chunk;
   with_access(a.dtype, a.dtype, p.vector_access, [&]<typename T, typename, int N>() {
-    launch(&layer_backward_again<T, N>, p.blocks, p.lanes, stream, a, s);
-    launch_columns(&layer_weight_again<T>, a.cols, w.chunks, stream, a);
+    launch(&layer_backward_two_pass<T, N>, p.blocks, p.lanes, stream, a, s);
+    launch_columns(&layer_weight_two_pass<T>, a.cols, w.chunks, stream, a);
   });
   return w.chunks;
 }

@@ -17,7 +17,7 @@ class Ring {
  public:
   static_assert((kDepth & (kDepth - 1)) == 0);
   static constexpr int N = kPerVector<T>;
-  using At = Place<T, kVectors, true, kFull>;
+  using At = Position<T, kVectors, true, kFull>;
   struct Source {
     const void* data;
     int64_t stride;
@@ -67,7 +67,7 @@ class Ring {
   int64_t row_ = 0;
 };
 
-// Sums of kSums numbers at once over the threads of each row of a block: RowSum for groups of warps, each with a
+// Sums of kSums elements at once over the threads of each row of a block: RowSum for groups of warps, each with a
 // barrier of its own. Two buffers take turns, so that nobody writes where another still reads.
 template <int kSums>
 class GroupSum {

@@ -38,7 +38,7 @@ template <class T, int kVectors, int kMaxLanes, bool kAdd, bool kFull>
 __global__ void __launch_bounds__(kMaxLanes, forward_blocks(kVectors, kMaxLanes, kAdd))
     rms_forward_held(const RmsNormForward a, const Scale s, int64_t rows, int lanes, float share) {
   constexpr int N = kPerVector<T>;
-  const Place<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
+  const Position<T, kVectors, kVectors == 1, kFull> p(rows, a.cols, lanes);
   const int64_t row = p.first + p.group;
   grid_dependency_wait();
   Held<T, kVectors> x, residual;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kMaxLanes, forward_blocks(kVectors, kMaxLanes,
 }
 
 template <class T, class Y, int N>
-__global__ void __launch_bounds__(512) rms_forward_again(const RmsNormForward a, const Scale s, int64_t rows) {
+__global__ void __launch_bounds__(512) rms_forward_two_pass(const RmsNormForward a, const Scale s, int64_t rows) {
   __shared__ typename RowSum<1>::Memory memory;
   RowSum<1> sum(memory, blockDim.x);
   const bool aligned = scale_aligned(s);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kRingThreads, 1)
 }
 
 template <class T, class Y, int N>
-__global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward a, const Scale s) {
+__global__ void __launch_bounds__(512) rms_backward_two_pass(const RmsNormBackward a, const Scale s) {
   __shared__ typename RowSum<1>::Memory memory;
   RowSum<1> sum(memory, blockDim.x);
   const bool aligned = scale_aligned(s);
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(512) rms_backward_again(const RmsNormBackward 
 
 // One thread a column, one block row a chunk of rows: where backward reads rows again.
 template <class T, class Y>
-__global__ void rms_weight_again(const RmsNormBackward a) {
+__global__ void rms_weight_two_pass(const RmsNormBackward a) {
   const int64_t col = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (col >= a.cols) return;
   const int64_t begin = int64_t{blockIdx.y} * a.chunk, wanted = begin + a.chunk,

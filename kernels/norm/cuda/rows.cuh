@@ -13,12 +13,12 @@ using namespace kernels::gpu;
 // each a part of a warp or some warps, and loops go over first rows, so that all threads of a block stay together; else
 // a row has the block. kFull: no thread lacks a column, which makes asking for it free.
 template <class T, int kVectors, bool kGroups = kVectors == 1, bool kFull = false>
-struct Place {
+struct Position {
   static constexpr int N = kPerVector<T>;
   int64_t rows, first, step;
   int cols, lane, group, lanes;
 
-  __device__ Place(int64_t rows, int64_t cols, int lanes) : rows(rows), cols(int(cols)) {
+  __device__ Position(int64_t rows, int64_t cols, int lanes) : rows(rows), cols(int(cols)) {
     this->lanes = kGroups ? lanes : int(blockDim.x);
     lane = kGroups ? int(threadIdx.x) % lanes : int(threadIdx.x);
     group = kGroups ? int(threadIdx.x) / lanes : 0;
@@ -78,7 +78,7 @@ struct HeldScale {
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) force_reunpack(v[k]);
   }
-  // Vector k as numbers. With x's type and no offset there is nothing to round: it is of that type already.
+  // Vector k as elements. With x's type and no offset there is nothing to round: it is of that type already.
   __device__ __forceinline__ void get(const Scale& s, int k, float (&f)[N]) const {
     unpack(v[k], f);
     if (s.offset == 0.f) return;

@@ -14,9 +14,9 @@ template <class T, int kVectors, Hold kHold>
 __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold)) softmax_held(const Softmax a, int lanes) {
   constexpr int N = kPerVector<T>;
   constexpr bool kCoarse = sizeof(T) == 2, kKeep = kVectors <= 4 && kHold != Hold::kCluster;
-  __shared__ typename RowTogether<kHold>::Memory memory;
-  const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
-  RowTogether<kHold> row(memory, lanes);
+  __shared__ typename RowReduction<kHold>::Memory memory;
+  const HeldPosition<T, kVectors, kHold> p(a.rows, a.cols, lanes);
+  RowReduction<kHold> row(memory, lanes);
   grid_dependency_wait();
   Pack<T, N> x[kVectors];
   fetch_row<T>(x, a.x, a.x_stride, p, kLowestWord<T>);
@@ -77,11 +77,11 @@ __device__ __forceinline__ Bound bound_of(float top, int each, const Sum& sum, c
 template <class T, int kVectors, Hold kHold>
 __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold)) sparsemax_held(const Softmax a, int lanes) {
   constexpr int N = kPerVector<T>;
-  __shared__ typename RowTogether<kHold>::Memory memory;
+  __shared__ typename RowReduction<kHold>::Memory memory;
   __shared__ float highest[512];
   __shared__ Bound shared_bound;
-  const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
-  RowTogether<kHold> row(memory, lanes);
+  const HeldPosition<T, kVectors, kHold> p(a.rows, a.cols, lanes);
+  RowReduction<kHold> row(memory, lanes);
   grid_dependency_wait();
   Pack<T, N> x[kVectors];
   fetch_row<T>(x, a.x, a.x_stride, p, kLowestWord<T>);
@@ -154,9 +154,9 @@ template <class T, int kVectors, Hold kHold, bool kSparse>
 __global__ void __launch_bounds__(held_threads(kHold), held_blocks(kHold))
     softmax_backward_held(const Softmax a, int lanes) {
   constexpr int N = kPerVector<T>;
-  __shared__ typename RowTogether<kHold>::Memory memory;
-  const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
-  RowTogether<kHold> row(memory, lanes);
+  __shared__ typename RowReduction<kHold>::Memory memory;
+  const HeldPosition<T, kVectors, kHold> p(a.rows, a.cols, lanes);
+  RowReduction<kHold> row(memory, lanes);
   grid_dependency_wait();
   Pack<T, N> y[kVectors], dy[kVectors];
   fetch_row<T>(y, a.x, a.x_stride, p, 0);

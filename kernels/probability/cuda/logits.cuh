@@ -140,9 +140,9 @@ __global__ void __launch_bounds__(held_threads(kHold), kHold == Hold::kGroups ? 
     logits_held(const OfLogits a, int lanes) {
   constexpr int N = kPerVector<T>;
   constexpr bool kCoarse = sizeof(T) == 2;
-  __shared__ typename RowTogether<kHold>::Memory memory;
-  const HeldPlace<T, kVectors, kHold> p(a.rows, a.cols, lanes);
-  RowTogether<kHold> row(memory, lanes);
+  __shared__ typename RowReduction<kHold>::Memory memory;
+  const HeldPosition<T, kVectors, kHold> p(a.rows, a.cols, lanes);
+  RowReduction<kHold> row(memory, lanes);
   const float scale = a.scale * kLog2E, unit = slope_unit<kKind>(a.beta) * a.scale;
   grid_dependency_wait();
   Pack<T, N> z[kVectors], target[kVectors];

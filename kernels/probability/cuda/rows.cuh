@@ -1,4 +1,4 @@
-// A block a row: a walk over its numbers, and what the block's threads know together of it.
+// A block a row: a walk over its elements, and what the block's threads know together of it.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Many {
   static constexpr int N = kNumbers;
 };
 
-// fn(Many<n>, col) for n numbers from col on: whole vectors, then single numbers.
+// fn(Many<n>, col) for n elements from col on: whole vectors, then single elements.
 template <int N, class Fn>
 __device__ __forceinline__ void walk(int64_t cols, const Fn& fn) {
   const int64_t whole = cols / N * N;
@@ -29,7 +29,7 @@ __device__ __forceinline__ void walk(int64_t cols, const Fn& fn) {
   }
 }
 
-// The largest over the block of kMax numbers at once, in every thread. As RowSum, with one barrier.
+// The largest over the block of kMax elements at once, in every thread. As RowSum, with one barrier.
 template <int kMax>
 class RowMax {
  public:

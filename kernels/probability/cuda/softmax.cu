@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kMaxThreads) softmax_backward(const Softmax a)
 }
 
 template <class T, int N>
-void launch_again(const Softmax& a, Stream stream) {
+void launch_two_pass(const Softmax& a, Stream stream) {
   const auto kernel = a.dy == nullptr ? (a.sparse ? &sparsemax_forward<T, N> : &softmax_forward<T, N>)
                       : a.sparse      ? &softmax_backward<T, N, true>
                                       : &softmax_backward<T, N, false>;
@@ -209,7 +209,8 @@ void softmax(const Softmax& a, Stream stream) {
       if constexpr (kEach.cluster == 0) {
         if (p.vectors == 0 && whole && a.cols % kPerVector<T> == 0 && launch_streamed<T>(a, stream)) return;
       }
-      if (p.vectors == 0) return whole ? launch_again<T, kPerVector<T>>(a, stream) : launch_again<T, 1>(a, stream);
+      if (p.vectors == 0)
+        return whole ? launch_two_pass<T, kPerVector<T>>(a, stream) : launch_two_pass<T, 1>(a, stream);
       with_hold<kEach>(p, [&]<int kVectors, Hold kHold>() { held.template operator()<kVectors, kHold>(p); });
     };
     if (a.dy == nullptr && a.sparse)

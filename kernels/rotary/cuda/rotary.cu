@@ -77,7 +77,7 @@ __device__ __forceinline__ void rotate_half(T* y, int64_t far, const Pack<T, N>&
   store_floats<N>(y + far, xb);
 }
 
-// One entry of the tables serves both members of a pair: half a vector of numbers, of any alignment.
+// One entry of the tables serves both members of a pair: half a vector of elements, of any alignment.
 template <class T, class C, int N>
 __device__ __forceinline__ void rotate_pairs(T* y, const Pack<T, N>& v, const C* cos, const C* sin, bool backward) {
   float f[N];

@@ -87,7 +87,7 @@ inline bool few_rows_pay(const FewRows& a, int multiprocessors) {
   return a.rows <= kAlways || few_rows_units(a) == 1 || each * a.rows * a.in * 2 <= kMuch;
 }
 
-// Rows of x are less than 2^31 numbers apart.
+// Rows of x are less than 2^31 elements apart.
 inline bool fits_few_rows(const FewRows& a) {
   constexpr int64_t kFarthest = (int64_t{1} << 31) - 1;
   const bool x_fits =

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     return {static_cast<const T*>(w.data) + first * w.stride, min(kFewTile, w.rows - first), which};
   };
   // A lane of the first warp asks for it, into shared memory or only into L2.
-  const auto ask = [&](const Tile& tile, int slot, bool only_l2) {
+  const auto issue = [&](const Tile& tile, int slot, bool only_l2) {
     if (tile.rows == 0) return;
     const int64_t stride = a.w[tile.which].stride;
     const bool whole = stride == a.in;
@@ -70,8 +70,8 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   // rather.
   Tile mine_first{};
   if (kRows == 8 && warp == 0 && lane < turns * kTiles) mine_first = tile_at(lane);
-  const auto ask_first = [&](bool only_l2) {
-    if (lane < turns * kTiles) ask(kRows == 8 ? mine_first : tile_at(lane), lane, only_l2);
+  const auto issue_first = [&](bool only_l2) {
+    if (lane < turns * kTiles) issue(kRows == 8 ? mine_first : tile_at(lane), lane, only_l2);
   };
 
   // ---- prologue: barriers, the first weights, then what the previous kernel wrote: x in registers, normed
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     fence_mbarrier_init();
     __syncwarp();
     // Of what may be written meanwhile no more than into L2, which is where such writes go.
-    if (!a.weights_are_old || lane < kEarly) ask_first(!a.weights_are_old);
+    if (!a.weights_are_old || lane < kEarly) issue_first(!a.weights_are_old);
   }
   if (kNorm && threadIdx.x * 64 < unsigned(a.in))
     asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const T*>(a.norm) + threadIdx.x * 64));
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
   }
   if (warp == 0) {
     if (!a.weights_are_old) fence_proxy_async_global();
-    if (!a.weights_are_old || lane >= kEarly) ask_first(false);
+    if (!a.weights_are_old || lane >= kEarly) issue_first(false);
     __syncwarp();
   }
   if constexpr (kNorm) {
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kFewThreads, 2)
     }
     __syncthreads();  // and the other turn's sums have been read: everybody was past them before it came here
     if (turns == 2 && threadIdx.x < kTiles)
-      ask(tile_at(tile - begin + 2 * kTiles + threadIdx.x), turn * kTiles + threadIdx.x, false);
+      issue(tile_at(tile - begin + 2 * kTiles + threadIdx.x), turn * kTiles + threadIdx.x, false);
 
     // ---- epilogue of a turn: the warps' sums, bias, activation or residual
     if (at >= 0) {

@@ -95,7 +95,7 @@ __device__ __forceinline__ void wgmma_fence_operand(float (&d)[N]) {
 #define HOTSWAP_SUMS_80(i) HOTSWAP_SUMS_64(i), HOTSWAP_SUMS_16(i + 64)
 #define HOTSWAP_SUMS_96(i) HOTSWAP_SUMS_64(i), HOTSWAP_SUMS_32(i + 64)
 #define HOTSWAP_SUMS_128(i) HOTSWAP_SUMS_64(i), HOTSWAP_SUMS_64(i + 64)
-// `sums` numbers of d are %0 and so on; the operands after them are named by their numbers.
+// `sums` elements of d are %0 and so on; the operands after them are named by their numbers.
 #define HOTSWAP_WGMMA(columns, sums, operands, add, type, by_columns)                                \
   "{\n.reg .pred add;\n"                                                                             \
   "setp.ne.b32 add, " add                                                                            \

@@ -19,13 +19,13 @@ constexpr int held_blocks(Hold hold) { return hold == Hold::kGroups ? 8 : 2; }
 
 // Where a thread stands: kVectors vectors of N columns, `lanes` vectors apart.
 template <class T, int kVectors, Hold kHold>
-struct HeldPlace {
+struct HeldPosition {
   static constexpr int N = kPerVector<T>;
   int64_t row, cols, first;
   int lanes, lane;
   bool has_row;
 
-  __device__ HeldPlace(int64_t rows, int64_t cols, int lanes) : cols(cols), first(0) {
+  __device__ HeldPosition(int64_t rows, int64_t cols, int lanes) : cols(cols), first(0) {
     this->lanes = kHold == Hold::kGroups ? lanes : int(blockDim.x);
     lane = int(threadIdx.x);
     row = blockIdx.x;
@@ -87,13 +87,13 @@ __device__ __forceinline__ void forget_row(Pack<T, N> (&v)[kVectors]) {
 // What the threads of a row compute together, the same bits in each of them. Two buffers take turns, so that one
 // barrier is enough.
 template <Hold kHold>
-class RowTogether {
+class RowReduction {
  public:
   static constexpr int kMax = 4, kMaxBlocks = 8;
   struct Memory {
     float warps[2][kMax][32], blocks[2][kMax][kMaxBlocks];
   };
-  __device__ RowTogether(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {
+  __device__ RowReduction(Memory& memory, int lanes) : memory_(memory), lanes_(lanes) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kHold == Hold::kCluster) cluster_arrive_relaxed();
 #endif
