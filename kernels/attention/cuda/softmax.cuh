@@ -104,7 +104,7 @@ struct RowSoftmax {
   // The exponent of a row's maximum; 0 where it has seen nothing yet: infinity - infinity would be NaN.
   __device__ __forceinline__ float exponent_of(float max) const { return max == -INFINITY ? 0.f : max * scale; }
   __device__ __forceinline__ float shrink_to(int r, float max) const {
-    return state[r].max == max ? 1.f : exp2_approx(state[r].max * scale - exponent_of(max));
+    return max == state[r].max ? 1.f : exp2_approx(state[r].max * scale - exponent_of(max));
   }
 };
 
