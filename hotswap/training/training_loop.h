@@ -60,6 +60,7 @@ class TrainingLoop {
   void act();  // logs, evaluates and saves as the control has it
   // Of training_loop_ranks.cpp: nothing where one process trains.
   void start_ranks();
+  void lay_out_buckets();
   void count(double flos, int64_t tokens);  // of an update of this rank
   void join_sums();                         // what each rank has counted since the last time, into the sums of all
   void join_output();                       // steps and memory of states as the whole run's

@@ -1,6 +1,11 @@
 // What the loop does where several ranks train.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/remainder.h>
+
 #include <set>
 
+#include "hotswap/layers/adapter.h"
+#include "hotswap/models/config.h"
 #include "hotswap/training/checkpoint/generators.h"
 #include "hotswap/training/ranks/ranks.h"
 #include "hotswap/training/training_loop.h"
@@ -25,6 +30,24 @@ void TrainingLoop::start_ranks() {
   sync_ =
       s_.parts.ranks->gradient_sync(trained, {.bucket_mib = a.ddp_bucket_cap_mb.value_or(25),
                                               .find_unused_parameters = a.ddp_find_unused_parameters.value_or(false)});
+  if (ranks_ > 2 && !a.ddp_find_unused_parameters.value_or(false)) lay_out_buckets();
+}
+
+// The reducer lays its buckets out once more in the order of the first backward that it sees. Of more than two ranks
+// the layout decides in which order gradients are added up: without this an update after a resume would have other bits
+// than in the run that was not interrupted. So the first backward is one whose gradients are dropped.
+void TrainingLoop::lay_out_buckets() {
+  const Tensor draws = dropout_draws();
+  const Tensor ids = at::arange(8, at::TensorOptions(at::kLong).device(s_.model.device()))
+                         .remainder(s_.model.config().vocab_size)
+                         .view({1, -1});
+  sync_->before_forward(true);
+  const Tensor loss = s_.model({.input_ids = ids, .labels = ids}).loss;
+  sync_->before_backward(loss, true);
+  loss.backward();
+  sync_->after_backward(true);
+  s_.parts.optimizer->zero_grad();
+  set_dropout_draws(draws);
 }
 
 void TrainingLoop::count(double flos, int64_t tokens) {
