@@ -34,7 +34,7 @@ TEST(BalancedOwners, GiveTheNextBySizeToTheRankWithTheLeast) {
   EXPECT_EQ(balanced_owners({7, 0, 7}, 1), (std::vector<int>{0, 0, 0}));
 }
 
-struct Variant {
+struct ZeroVariant {
   const char* name;
   std::string states = "parameter";
   int ranks = 2;
@@ -45,9 +45,9 @@ struct Variant {
   double max_grad_norm = 0.5;  // below the norms of this model: gradients are clipped in each update
 };
 
-void PrintTo(const Variant& variant, std::ostream* out) { *out << variant.name; }
+void PrintTo(const ZeroVariant& variant, std::ostream* out) { *out << variant.name; }
 
-TrainingArguments arguments_of(const Variant& variant, int64_t zero_stage, const fs::path& output) {
+TrainingArguments arguments_of(const ZeroVariant& variant, int64_t zero_stage, const fs::path& output) {
   return {.output_dir = output.string(),
           .per_device_train_batch_size = 2,
           .gradient_accumulation_steps = variant.accumulation,
@@ -75,7 +75,7 @@ std::shared_ptr<const Dataset> zero_rows() {
 }
 
 // What each rank writes beside the run: how many bytes of states it has, counted, and by the estimate.
-void train_rank(const Variant& variant, int64_t zero_stage, const fs::path& output, const std::string& resume,
+void train_rank(const ZeroVariant& variant, int64_t zero_stage, const fs::path& output, const std::string& resume,
                 int rank) {
   const auto model = test_support::tiny_llama({.layers = 2, .dtype = variant.dtype});
   if (variant.adapter) model->add_adapter({.r = 2, .lora_alpha = 8, .lora_dropout = 0.25}, 7);
@@ -92,7 +92,7 @@ void train_rank(const Variant& variant, int64_t zero_stage, const fs::path& outp
   write_file(output.string() + cat(".", rank, ".json"), bytes.dump());
 }
 
-class ZeroStage1 : public testing::TestWithParam<Variant> {
+class ZeroStage1 : public testing::TestWithParam<ZeroVariant> {
  protected:
   fs::path train(const char* name, int64_t zero_stage, const std::string& resume = {}) const {
     const fs::path output = folder_ / name;
@@ -118,7 +118,7 @@ void expect_same_bytes(const fs::path& one, const fs::path& other) {
   EXPECT_TRUE(read_file(one) == read_file(other)) << one << " and " << other;
 }
 
-void expect_same_run(const fs::path& one, const fs::path& other, bool adapter) {
+void expect_same_zero_run(const fs::path& one, const fs::path& other, bool adapter) {
   const std::string weights = adapter ? "adapter_model.safetensors" : "model.safetensors";
   expect_same_bytes(one / weights, other / weights);
   EXPECT_EQ(log_in(one), log_in(other));
@@ -129,13 +129,13 @@ void expect_same_run(const fs::path& one, const fs::path& other, bool adapter) {
 }
 
 TEST_P(ZeroStage1, HasTheBitsOfEachRankWithAllStates) {
-  const Variant& variant = GetParam();
+  const ZeroVariant& variant = GetParam();
   const fs::path plain = train("plain", 0), zero = train("zero", 1);
-  expect_same_run(zero, plain, variant.adapter);
+  expect_same_zero_run(zero, plain, variant.adapter);
   expect_same_bytes(checkpoint_folder(zero, 3) / "optimizer.pt", checkpoint_folder(plain, 3) / "optimizer.pt");
   // Either goes on from the other's checkpoint.
-  expect_same_run(train("zero_on", 1, checkpoint_folder(plain, 3).string()), plain, variant.adapter);
-  expect_same_run(train("plain_on", 0, checkpoint_folder(zero, 3).string()), plain, variant.adapter);
+  expect_same_zero_run(train("zero_on", 1, checkpoint_folder(plain, 3).string()), plain, variant.adapter);
+  expect_same_zero_run(train("plain_on", 0, checkpoint_folder(zero, 3).string()), plain, variant.adapter);
 }
 
 TEST_P(ZeroStage1, SharesTheBytesOfTheStatesOut) {
@@ -168,25 +168,25 @@ TEST_P(ZeroStage1, SharesTheBytesOfTheStatesOut) {
 
 INSTANTIATE_TEST_SUITE_P(
     Variants, ZeroStage1,
-    testing::Values(Variant{.name = "parameter"}, Variant{.name = "parameter_of_four", .ranks = 4},
-                    Variant{.name = "bfloat16", .dtype = at::kBFloat16},
-                    Variant{.name = "master", .states = "float32_master", .dtype = at::kBFloat16},
-                    Variant{.name = "moments", .states = "bfloat16_moments", .dtype = at::kBFloat16},
-                    Variant{.name = "stochastic", .states = "stochastic", .dtype = at::kBFloat16},
-                    Variant{.name = "stochastic_of_four", .states = "stochastic", .ranks = 4, .dtype = at::kBFloat16},
-                    Variant{.name = "kernels", .kernels = true},
-                    Variant{.name = "kernels_master_of_four",
-                            .states = "float32_master",
-                            .ranks = 4,
-                            .dtype = at::kBFloat16,
-                            .kernels = true},
-                    Variant{
-                        .name = "kernels_stochastic", .states = "stochastic", .dtype = at::kBFloat16, .kernels = true},
-                    Variant{.name = "accumulation", .accumulation = 2},
-                    Variant{.name = "checkpointing", .checkpointing = true, .accumulation = 2},
-                    Variant{.name = "adapter", .adapter = true, .accumulation = 2},
-                    Variant{.name = "check_step", .kernels = true, .check_step = 2},
-                    Variant{.name = "unclipped", .max_grad_norm = 0}),
+    testing::Values(
+        ZeroVariant{.name = "parameter"}, ZeroVariant{.name = "parameter_of_four", .ranks = 4},
+        ZeroVariant{.name = "bfloat16", .dtype = at::kBFloat16},
+        ZeroVariant{.name = "master", .states = "float32_master", .dtype = at::kBFloat16},
+        ZeroVariant{.name = "moments", .states = "bfloat16_moments", .dtype = at::kBFloat16},
+        ZeroVariant{.name = "stochastic", .states = "stochastic", .dtype = at::kBFloat16},
+        ZeroVariant{.name = "stochastic_of_four", .states = "stochastic", .ranks = 4, .dtype = at::kBFloat16},
+        ZeroVariant{.name = "kernels", .kernels = true},
+        ZeroVariant{.name = "kernels_master_of_four",
+                    .states = "float32_master",
+                    .ranks = 4,
+                    .dtype = at::kBFloat16,
+                    .kernels = true},
+        ZeroVariant{.name = "kernels_stochastic", .states = "stochastic", .dtype = at::kBFloat16, .kernels = true},
+        ZeroVariant{.name = "accumulation", .accumulation = 2},
+        ZeroVariant{.name = "checkpointing", .checkpointing = true, .accumulation = 2},
+        ZeroVariant{.name = "adapter", .adapter = true, .accumulation = 2},
+        ZeroVariant{.name = "check_step", .kernels = true, .check_step = 2},
+        ZeroVariant{.name = "unclipped", .max_grad_norm = 0}),
     [](const auto& info) { return std::string(info.param.name); });
 
 // More ranks than parameters: some have nothing to update.

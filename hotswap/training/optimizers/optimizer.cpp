@@ -202,8 +202,8 @@ void AdamW::prepare(size_t index) {
   state.average_square = at::zeros_like(state.average);
 }
 
-// A parameter that another rank updates stands in the list without elements: its position there, of which the random bits
-// of those after it are a function, stays the same.
+// A parameter that another rank updates stands in the list without elements: its position there, of which the random
+// bits of those after it are a function, stays the same.
 void AdamW::add_to(AdamWLists& list, size_t index) const {
   const AdamWState& state = states_[index];
   const Tensor parameter = parameters_[index].detach();
