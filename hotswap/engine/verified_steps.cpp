@@ -93,7 +93,7 @@ VerifiedSteps::Logits VerifiedSteps::compared(const std::vector<int64_t>& tokens
   pool_.rollback(sequence_, before);
   std::vector<Tensor> singles;
   Rows found = Rows::kExact;
-  for (size_t row = 0; row < tokens.size(); ++row) {
+  for (size_t row = 0; row < tokens.size() && found == Rows::kExact; ++row) {
     singles.push_back(single(tokens[row]).clone());
     if (!at::equal(singles.back(), all.narrow(0, static_cast<int64_t>(row), 1))) found = Rows::kNear;
   }

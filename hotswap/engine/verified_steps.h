@@ -22,7 +22,7 @@ class VerifiedSteps {
   VerifiedSteps(CausalLM& model, KvPool& pool, int64_t capacity = 0);
 
   struct Logits {
-    Tensor rows;  // [rows, vocab]: after each of the tokens
+    Tensor rows;  // [rows, vocab]: after each of the tokens, or after the first ones, where the others did not run
     bool exact;   // the bits of single steps
   };
   // All tokens of a text, from its beginning on; what was there is forgotten. -> logits after the last one

@@ -62,10 +62,11 @@ class GuessedText {
   // One step: the last token and as many guesses as it takes. What is left of a guess that is right so far stays in it.
   // -> whether the text goes on
   bool verify(std::vector<int64_t>& guess) {
-    const auto tried = static_cast<size_t>(steps_.max_rows(static_cast<int64_t>(guess.size()) + 1)) - 1;
     std::vector<int64_t> rows = {tokens_.back()};
-    rows.insert(rows.end(), guess.begin(), guess.begin() + static_cast<ptrdiff_t>(tried));
+    rows.insert(rows.end(), guess.begin(), guess.end());
+    rows.resize(static_cast<size_t>(steps_.max_rows(static_cast<int64_t>(rows.size()))));
     VerifiedSteps::Logits logits = steps_.run(rows);
+    const auto tried = static_cast<size_t>(logits.rows.size(0)) - 1;
     int64_t count = 0, right = 0;
     bool goes_on = true, matches = true;
     const bool near = !logits.exact;

@@ -62,11 +62,12 @@ TEST_P(EveryFamilyGuesses, HasTheTextOfSingleSteps) {
     for (const std::string& kind : kinds()) {
       if (!prepare(*model, kind) || !prepare(*other, kind)) continue;
       const std::string what = cat(kind, ", ", dtype);
-      const GenerateResult expected = generated(*model, {});
-      for (const int64_t count : {1, 3, 10, 20}) {
-        expect_same_text(generated(*model, {.prompt_lookup_num_tokens = count}), expected, cat(what, ", ", count));
+      const GenerateResult expected = generated(*model, {.max_new_tokens = 24});
+      for (const int64_t count : {2, 10}) {
+        expect_same_text(generated(*model, {.max_new_tokens = 24, .prompt_lookup_num_tokens = count}), expected,
+                         cat(what, ", ", count));
       }
-      const GenerationConfig own = {.assistant_confidence_threshold = 0};
+      const GenerationConfig own = {.max_new_tokens = 24, .assistant_confidence_threshold = 0};
       const GenerateResult itself = generated(*model, own, model.get());
       expect_same_text(itself, expected, what + ", the model itself");
       EXPECT_LT(itself.accepted.size(), expected.new_ids[0].size() * 3 / 4) << what << ": it is mostly right";

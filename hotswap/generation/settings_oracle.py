@@ -19,7 +19,7 @@ import transformers
 
 VOCAB, EOS, SEED = 60, [2, 7], 11
 COMMON = dict(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48,
-              head_dim=8, max_position_embeddings=128, sliding_window=9, num_local_experts=4, num_experts_per_tok=2, bos_token_id=1,
+              head_dim=8, max_position_embeddings=128, num_local_experts=4, num_experts_per_tok=2, bos_token_id=1,
               eos_token_id=EOS, pad_token_id=3, initializer_range=0.4)  # fmt: skip
 FAMILIES = {
     "llama": {}, "qwen3": {}, "gemma": {}, "mixtral": {}, "olmo2": {}, "phi3": {}, "mamba": dict(state_size=8, intermediate_size=64),
