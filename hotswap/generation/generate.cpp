@@ -274,6 +274,16 @@ void repeat_prompts(Call& call) {
   if (call.mask.defined()) call.mask = call.mask.repeat_interleave(times, 0);
 }
 
+// A learned embedding has no rows beyond the model's positions.
+void check_positions(const CausalLM& model, int64_t prompt, int64_t max_new_tokens) {
+  const int64_t positions = model.config().position_embeddings;
+  if (positions == 0 || prompt + max_new_tokens <= positions + 1) return;  // the last token is never read
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = cat("at most ", positions, " tokens of prompt and answer: the model has no further positions"),
+               .got = cat(prompt, " and max_new_tokens ", max_new_tokens),
+               .next = "set a smaller max_new_tokens, or shorten the prompt"});
+}
+
 }  // namespace
 
 GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
@@ -282,7 +292,10 @@ GenerateResult generate(CausalLM& model, const GenerateArguments& a) {
   GenerationConfig config = merged(a.config, model.generation_config());
   require_implemented(config);
   const bool has_ids = a.input_ids.defined() && a.input_ids.dim() == 2 && a.input_ids.numel() > 0;
-  if (has_ids) config = counted(std::move(config), a.input_ids.size(1));
+  if (has_ids) {
+    config = counted(std::move(config), a.input_ids.size(1));
+    check_positions(model, a.input_ids.size(1), *config.max_new_tokens);
+  }
   if (!has_ids || *config.max_new_tokens < 1) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "input_ids [batch, time], not empty, and at least one new token",

@@ -169,8 +169,11 @@ nlohmann::ordered_json LoraConfig::to_json() const {
 }
 
 std::vector<std::string> default_target_modules(const std::string& model_type) {
-  constexpr std::array<const char*, 8> kAttention = {"llama", "mistral", "mixtral", "qwen2",
-                                                     "qwen3", "gemma",   "gemma2",  "gemma3_text"};
+  if (model_type == "gpt2") return {"c_attn"};
+  if (model_type == "gpt_neox" || model_type == "falcon") return {"query_key_value"};
+  if (model_type == "phi") return {"q_proj", "v_proj", "fc1", "fc2"};
+  constexpr std::array<const char*, 9> kAttention = {"llama", "mistral", "mixtral",     "qwen2",   "qwen3",
+                                                     "gemma", "gemma2",  "gemma3_text", "stablelm"};
   if (std::find(kAttention.begin(), kAttention.end(), model_type) != kAttention.end()) return {"q_proj", "v_proj"};
   throw Error({.kind = ErrorKind::kInvalidArgument,
                .wanted = cat("target_modules: peft has no default for the model_type ", model_type),

@@ -37,6 +37,8 @@ PATTERNS = {
     "alpha_pattern": {"v_proj": 11, "down_proj": 2.5},
 }
 
+GPT2 = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+
 # case: the family, what its config differs in, and peft's
 CASES = {
     "llama_all_linear": ("llama", {}, {"target_modules": "all-linear", **PATTERNS}),
@@ -69,6 +71,12 @@ CASES = {
     "mixtral_router_saved": ("mixtral", MIXTURE, {"target_modules": ["q_proj"], "modules_to_save": ["gate", "experts"]}),
     "qwen2_moe_all_linear": ("qwen2_moe", QWEN_MOE, {"target_modules": "all-linear"}),
     "gpt_oss_attention": ("gpt_oss", {**MIXTURE, "head_dim": 8}, {"target_modules": ATTENTION}),
+    "gpt2_all_linear": ("gpt2", GPT2, {"target_modules": "all-linear", "fan_in_fan_out": True}),
+    "gpt2_dora": ("gpt2", GPT2, {"target_modules": ["c_attn", "mlp.c_proj"], "fan_in_fan_out": True, "use_dora": True}),
+    "gpt_neox_all_linear": ("gpt_neox", {}, {"target_modules": "all-linear", "bias": "lora_only"}),
+    "falcon_dora": ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2},
+                    {"target_modules": ["query_key_value", "dense_h_to_4h"], "use_dora": True}),
+    "phi_all_linear": ("phi", {}, {"target_modules": "all-linear"}),
     "phi3_all_linear": ("phi3", {}, {"target_modules": "all-linear", "rank_pattern": {"qkv_proj": 6}}),
     "phi3_dora": ("phi3", {}, {"target_modules": ["qkv_proj", "gate_up_proj"], "use_dora": True}),
     "phi3_saved": ("phi3", {}, {"target_modules": ["o_proj"], "modules_to_save": ["qkv_proj"]}),

@@ -12,6 +12,7 @@
 #include "hotswap/kernelize/package/package.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/auto.h"
+#include "hotswap/models/family.h"
 #include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/lora.h"
 #include "hotswap/models/test_files.h"
@@ -158,8 +159,8 @@ class LoraNew : public WithPeft<> {
 
 TEST_F(LoraNew, TargetsOfEachModelTypeArePefts) {
   const Json theirs = Json::read(lora_oracle() / "targets.json");
-  for (const char* type : {"llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3",
-                           "qwen2_moe", "gpt_oss", "smollm3", "olmo2", "granite", "deepseek_v3", "mamba", "jamba"}) {
+  for (const Family* family : families()) {
+    const std::string type = family->model_type;
     if (theirs.has(type)) {
       EXPECT_EQ(default_target_modules(type), theirs.at<std::vector<std::string>>(type)) << type;
     } else {

@@ -90,7 +90,9 @@ Tensor Trunk::with_positions(const Tensor& x, const Tensor& positions) const {
                  .got = cat("position ", last),
                  .next = "shorten the text, or generate fewer tokens"});
   }
-  return at::add(x, embed_positions_->forward(positions, x.scalar_type()));
+  // A captured step also computes rows without a token, at what would be their next position.
+  const Tensor inside = positions.is_cpu() ? positions : positions.clamp_max(rows - 1);
+  return at::add(x, embed_positions_->forward(inside, x.scalar_type()));
 }
 
 ForwardContext Trunk::context_for(const TrunkInput& in, at::ScalarType dtype) {

@@ -173,8 +173,8 @@ LoraRules::LoraRules(const Json& json)
   if (biases != "none" && biases != "all" && biases != "lora_only")
     refuse_key(json, "bias", "bias of none, all or lora_only", kMergeInPython);
   bias = biases == "none" ? LoraBias::kNone : biases == "all" ? LoraBias::kAll : LoraBias::kLoraOnly;
-  // fan_in_fan_out is of layers that store [in, out] (GPT-2's Conv1D), which no family here has: peft itself turns it
-  // off for a Linear, and an Embedding does not read it.
+  // fan_in_fan_out is of layers that store [in, out], GPT-2's Conv1D, whose weights are the other way round here, and A
+  // and B as of any layer. For a Linear peft itself turns it off.
   json.get<bool>("fan_in_fan_out", false);
   read_ranks(json);
   read_targets(json);
