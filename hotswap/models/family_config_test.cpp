@@ -128,7 +128,7 @@ TEST(FamilyConfig, DeepSeeks) {
   const double stretch = 0.1 * std::log(40.0) + 1;
   EXPECT_DOUBLE_EQ(latent(read_config_of("deepseek_v3", with({{"rope_scaling", yarn}}))).scale.value(),
                    std::pow(192.0, -0.5) * stretch * stretch);
-  expect_has(refused("deepseek_v2", {{"num_key_value_heads", 4}}), {"dense layers", "at least 3", "got 0", "experts"});
+  expect_has(refused("deepseek_v2", {{"num_key_value_heads", 4}}), {"num_local_experts"});
   expect_has(refused("deepseek_v3", {{"num_key_value_heads", 4}, {"first_k_dense_replace", 2}}), {"experts"});
   expect_has(refused("deepseek_v3", {{"num_key_value_heads", 4},
                                      {"first_k_dense_replace", 2},

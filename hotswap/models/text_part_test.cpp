@@ -7,6 +7,7 @@
 
 #include "hotswap/models/auto.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/formats/safetensors.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {
