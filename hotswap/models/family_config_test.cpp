@@ -137,7 +137,7 @@ TEST(FamilyConfig, DeepSeeks) {
                                      {"moe_intermediate_size", 8},
                                      {"n_group", 4},
                                      {"topk_group", 2}}),
-             {"two at least, of the 4 experts", "n_group 4"});
+             {"2 at least, of the 4 experts", "n_group 4"});
   expect_has(refused("deepseek_v2", {{"first_k_dense_replace", 3}}), {"num_key_value_heads 4", "got 2"});
   expect_has(refused("deepseek_v2", with({{"qk_rope_head_dim", 7}})), {"even qk_rope_head_dim"});
 }
