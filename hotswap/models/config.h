@@ -57,7 +57,7 @@ struct ModelConfig {
   bool use_qk_norm = false;              // Llama 4's: queries and keys of one length
   Temperature temperature;               // of its layers without rotary embedding
   MixtureConfig mixture;
-  MambaOptions mamba;             // of layers with a recurrence, all but its place
+  MambaOptions mamba;             // of layers with a recurrence, all but its layer
   bool residual_in_fp32 = false;  // what layers are added to is float32 whatever the model's dtype
   double initializer_range = 0.02;
   std::optional<int64_t> bos_token_id, pad_token_id;

@@ -15,7 +15,7 @@ std::string with_theirs(std::string text, const ConfigNames& names) {
     for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
       const size_t end = at + word.size();
       const bool whole = (at == 0 || !is_of_word(text[at - 1])) && (end == text.size() || !is_of_word(text[end]));
-      if (whole) text.replace(at, word.size(), theirs);
+      if (whole) text.erase(at, word.size()).insert(at, theirs);
     }
   }
   return text;
@@ -29,7 +29,7 @@ ModelConfig read_by_names(const Json& config, const ConfigNames& names, ModelCon
   for (const auto& [theirs, ours] : names) {
     const bool has_theirs = config.raw().contains(theirs);
     if (has_theirs) named[ours] = config.raw().at(theirs);
-    if (has_theirs || !config.raw().contains(ours)) used.emplace_back(theirs, ours);
+    if (has_theirs || !config.raw().contains(ours)) used.push_back({theirs, ours});
   }
   try {
     return read(Json::parse(named.dump(), config.where()));

@@ -27,7 +27,7 @@ inline constexpr const char* kMixtral = R"({"num_local_experts": 6, "num_experts
 inline constexpr const char* kGptOss =
     R"({"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}})";
-// Experts' widths are multiples of 8: in bfloat16 transformers' grouped product wants rows of 16 bytes.
+// Experts' widths are multiples of 8: in bfloat16 transformers' grouped product needs rows of 16 bytes.
 inline constexpr const char* kQwenMoe = R"({"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 28})";
 
