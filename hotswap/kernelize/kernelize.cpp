@@ -63,7 +63,8 @@ std::string name_in_transformers(const std::string& name) {
   return dot == name.npos ? "" : name.substr(0, dot);
 }
 
-// A module without tensors (an activation, a rotary embedding, a loss) goes by the nearest one above that has some.
+// A module without tensors (an activation, a rotary embedding, a loss) goes by the nearest one above that has some. A
+// child's name may have dots ("attention.self"), so that what is above one of them is no module.
 std::vector<Site> sites_of(Module& model) {
   std::map<std::string, Module*> modules;
   model.each_module([&](const std::string& name, Module& module) { modules.emplace(name, &module); });
@@ -71,7 +72,7 @@ std::vector<Site> sites_of(Module& model) {
   model.each_slot([&](const std::string& name, SlotBase& slot) {
     Site site{name_in_transformers(name), &slot, std::nullopt, {}, {}};
     for (std::string above = name;;) {
-      look_at_tensors(*modules.at(above), site);
+      if (const auto found = modules.find(above); found != modules.end()) look_at_tensors(*found->second, site);
       if (site.device || above.empty()) break;
       const size_t dot = above.rfind('.');
       above.resize(dot == above.npos ? 0 : dot);

@@ -126,7 +126,11 @@ MaskedLMHead::MaskedLMHead(const EncoderConfig& c, Embedding& words, const Maske
       norm_(c.hidden_size, c.layer_norm_eps),
       decoder_(c.tie_word_embeddings ? Linear(words.weight)
                                      : Linear(c.hidden_size, c.vocab_size, /*with_bias=*/false)) {
-  own(names.bias, bias_, {c.vocab_size}, Init::constant(0));
+  // A decoder that is not tied has a bias of its own, and the other one stays in files, unread.
+  const std::string of_decoder = cat(names.decoder, ".bias");
+  if (!c.tie_word_embeddings && of_decoder != names.bias)
+    own(names.bias, unread_bias_, {c.vocab_size}, Init::constant(0));
+  own(c.tie_word_embeddings ? names.bias : of_decoder, bias_, {c.vocab_size}, Init::constant(0));
   own(names.dense, dense_);
   own(names.activation, activation_);
   own(names.norm, norm_);

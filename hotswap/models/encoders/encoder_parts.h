@@ -107,7 +107,7 @@ class MaskedLMHead : public TextHead {
   Activation activation_;
   LayerNorm norm_;
   Linear decoder_;
-  Tensor bias_;  // [vocab_size]
+  Tensor bias_, unread_bias_;  // [vocab_size]; the second undefined where the decoder is tied
 };
 
 // classifier(dropout(hidden)): of each token.
