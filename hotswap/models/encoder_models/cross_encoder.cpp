@@ -56,7 +56,7 @@ std::shared_ptr<CrossEncoder> CrossEncoder::from_pretrained(const std::filesyste
 RerankScores CrossEncoder::scores(const std::string& query, const std::vector<std::string>& documents) const {
   std::vector<Tokenizer::TextPair> pairs;
   for (const std::string& document : documents) pairs.emplace_back(query, document);
-  EncodeOptions options{.ids_only = true};
+  EncodeOptions options;  // whole encodings: ids alone come without the types of their tokens
   if (max_length_ > 0) options.truncation = Truncation{.max_length = max_length_};
   RerankScores result;
   std::vector<TextIds> texts;
