@@ -69,7 +69,7 @@ def save_tokenizer(folder: Path, limit: int) -> None:
     )
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=limit, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]",
+        mask_token="[MASK]", model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     ).save_pretrained(folder)  # fmt: skip
 
 
