@@ -6,6 +6,6 @@
 namespace hotswap {
 
 // By a seed of the generator whose state dropout_draws() is: a checkpointed layer that runs again drops the same.
-Tensor dropout(const Tensor& x, double p, bool training);
+Tensor seeded_dropout(const Tensor& x, double p, bool training);
 
 }  // namespace hotswap

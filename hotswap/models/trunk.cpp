@@ -180,7 +180,7 @@ Tensor Trunk::forward(const TrunkInput& in) {
   const int64_t time = in.input_ids.size(1);
   Tensor x = embedded(in.input_ids);
   if (embed_positions_) x = with_positions(x, positions_of(in));
-  x = dropout(x, embedding_dropout_, training());
+  x = seeded_dropout(x, embedding_dropout_, training());
   const HiddenState state = through_layers(x, context_for(in, x.scalar_type()));
   if (in.cache != nullptr) in.cache->advance(time);
   return normed(state);

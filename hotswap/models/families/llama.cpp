@@ -51,7 +51,7 @@ LlamaBlock::LlamaBlock(const ModelConfig& c, const SelfAttentionOptions& attenti
 }
 
 Tensor LlamaBlock::scaled(const Tensor& branch, double dropped) const {
-  const Tensor kept = dropout(branch, dropped, training());
+  const Tensor kept = seeded_dropout(branch, dropped, training());
   return residual_multiplier_ == 1 ? kept : at::mul(kept, residual_multiplier_);
 }
 

@@ -26,10 +26,12 @@ HiddenState ParallelBlock::forward(const HiddenState& in, const ForwardContext& 
   const auto [y, h] = input_layernorm_->after(in.x, in.residual);
   const Tensor z = post_attention_layernorm_ ? post_attention_layernorm_->forward(h) : y;
   if (joint_dropout_) {
-    return {dropout(at::add(self_attn_->forward(y, context), mlp_->forward(z, context)), dropout_.mlp, training()), h};
+    return {
+        seeded_dropout(at::add(self_attn_->forward(y, context), mlp_->forward(z, context)), dropout_.mlp, training()),
+        h};
   }
-  const Tensor attended = dropout(self_attn_->forward(y, context), dropout_.attention, training());
-  const Tensor fed = dropout(mlp_->forward(z, context), dropout_.mlp, training());
+  const Tensor attended = seeded_dropout(self_attn_->forward(y, context), dropout_.attention, training());
+  const Tensor fed = seeded_dropout(mlp_->forward(z, context), dropout_.mlp, training());
   if (residual_first_) return {fed, at::add(h, attended)};
   return {at::add(attended, fed), h};
 }
