@@ -74,7 +74,7 @@ def run_transformers(args: argparse.Namespace) -> None:
     start = time.time()
 
     class Kept(transformers.TrainerCallback):
-        """Written with each entry: what was reached stays where the run is stopped."""
+        """Written with each entry: what was measured stays where the run is stopped."""
 
         def on_log(self, arguments, state, control, **_):
             versions = f"transformers {transformers.__version__}, torch {torch.__version__}"

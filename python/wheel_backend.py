@@ -29,8 +29,8 @@ def _new_enough(folder: Path) -> bool:
 def _around() -> Optional[Path]:
     """The torch of the Python that runs pip, asked without the variables by which pip hides it."""
     plain = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONNOUSERSITE")}
-    told = subprocess.run([sys.executable, "-c", FIND], env=plain, cwd=os.sep, capture_output=True, text=True)
-    return Path(told.stdout.strip()) if told.returncode == 0 and told.stdout.strip() else None
+    found = subprocess.run([sys.executable, "-c", FIND], env=plain, cwd=os.sep, capture_output=True, text=True)
+    return Path(found.stdout.strip()) if found.returncode == 0 and found.stdout.strip() else None
 
 
 def torch_folder() -> Optional[Path]:

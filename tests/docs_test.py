@@ -23,7 +23,8 @@ NOT_OURS = re.compile(
     r"""^(kernels-community|[Oo]rg|acme|Qwen|HuggingFaceTB|ATen|torch|c10|transformers|nlohmann|out|include|lib|share
     |lib64|bin|usr|tmp|dev|proc|sys|\.cache|origin|application|config\.json|tokenizer\.json|tokenizer_config\.json
     |generation_config\.json|adapter_config\.json|model\.safetensors(\.index\.json)?|F\.json|x\.gguf|model\.gguf
-    |args\.json|trainer_state\.json|training_arguments\.json|hotswap_state\.json|metadata\.json|hotswap\.toml|_ops\.py)(/|$)""",
+    |args\.json|trainer_state\.json|training_arguments\.json|hotswap_state\.json|metadata\.json|hotswap\.toml|_ops\.py
+    |modules\.json|config_sentence_transformers\.json|sentence_bert_config\.json)(/|$)""",
     re.VERBOSE,
 )
 LONGEST = 160  # characters of a line that is not of a table
@@ -213,7 +214,7 @@ def family_problems(text: str, sources: list[str]) -> list[str]:
     for names, gguf in re.findall(r"^\| ([a-z][^|]*)\|.*\|([^|]*)\|$", table, re.MULTILINE):
         said |= dict.fromkeys(re.findall(r"\w+", re.sub(r"\(.*?\)", "", names)), re.sub(r"as \w+", "", gguf).strip())
     there = {}
-    for row in re.findall(r"^const RegisteredFamily \w+\(\{(.*?)\}\);$", "\n".join(sources), re.MULTILINE | re.DOTALL):
+    for row in re.findall(r"^const RegisteredFamily \w+\(\s*\{(.*?)\}\);$", "\n".join(sources), re.MULTILINE | re.DOTALL):
         keys = dict(re.findall(r'\.(model_type|gguf_architecture) = "(\w+)"', row))
         there[keys["model_type"]] = keys.get("gguf_architecture", "")
     return [

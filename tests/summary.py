@@ -163,10 +163,10 @@ def self_test() -> None:
         outer = cases(folder / "ctest.xml")
         assert [c.outcome for c in outer] == ["passed", "passed", "failed"] and NOT_TESTED.findall(outer[1].output)
     absent = ["could not import 'deepspeed': No module", "python has no safetensors", "TRL: no index"]
-    told = claims(["no /x/shared/data", "no ../shared/y", *absent, "odd"])
+    lines = claims(["no /x/shared/data", "no ../shared/y", *absent, "odd"])
     wanted = ["the values that are recorded in ../shared", "what needs a library of other people", "TRL's trainers", "odd"]
-    assert [line.split(" (")[0] for line in told] == wanted and "(2 tests)" in told[0]
-    assert told[1].endswith("not installed: deepspeed, safetensors") and told[2].endswith(": no index")
+    assert [line.split(" (")[0] for line in lines] == wanted and "(2 tests)" in lines[0]
+    assert lines[1].endswith("not installed: deepspeed, safetensors") and lines[2].endswith(": no index")
     assert stale([["cases", "A.*", ""], ["entry", "b", ""]], ["a"], ["A.X"]) == ["b"]
 
 

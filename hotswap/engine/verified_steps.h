@@ -34,7 +34,7 @@ class VerifiedSteps {
   void keep(int64_t length);  // forgets the tokens from `length` on
   // text: all tokens. -> the exact logits after its last one, [1, vocab]
   Tensor repeat(const std::vector<int64_t>& text);
-  // How far near logits may be off, as a share of the greatest: about ten times what was measured
+  // How far near logits may be off, as a share of the greatest: chosen with room above a few roundings, not proved
   // (docs/determinism.md).
   static double rounding(at::ScalarType dtype);
 

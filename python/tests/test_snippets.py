@@ -195,7 +195,7 @@ def package(folder: Path, code: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def losses(tmp_path_factory):
     """What each snippet prints: {name: (stock's, ours)}."""
     if not PROGRAM.exists():
         pytest.skip(f"no {PROGRAM}: only the packages are built here")
@@ -224,9 +224,9 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", SNIPPETS)
-def test_snippet(told, name):
+def test_snippet(losses, name):
     _, as_it_is, norm, *attention = SNIPPETS[name]
-    by_stock, by_us = told[name]
+    by_stock, by_us = losses[name]
     assert ("RAN" in by_stock) == as_it_is, by_stock
     ran = by_stock if as_it_is else by_us
     assert "RAN" in ran, ran

@@ -81,7 +81,7 @@ class DemoChild {
         {.kind = ErrorKind::kInternal,
          .wanted = cat("the demo's step `hotswap demo --step ", step_, "` to end well"),
          .got = cat("exit status ", status),
-         .next = status == 137 ? "it was killed, perhaps for want of memory: try --rows 1" : "its message is above"});
+         .next = status == 137 ? "it was killed, perhaps out of memory: try --rows 1" : "its message is above"});
   }
 
   std::string step_;

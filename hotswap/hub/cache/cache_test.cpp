@@ -181,7 +181,7 @@ TEST(Cache, ListsOfKernelsAreOursAlone) {
       {.path = "d", .folder = true},
       {.path = "build/x/y", .size = 3, .oid = "0a"}};
   cache.write_tree(kCached, kCachedCommit, entries);
-  EXPECT_FALSE(fs::exists(cache.folder(kCached) / "trees")) << "Python would want every file of it offline";
+  EXPECT_FALSE(fs::exists(cache.folder(kCached) / "trees")) << "Python would need every file of it offline";
   const fs::path file = cache.folder(kCached) / "hotswap/trees" / kCachedCommit;
   const std::string text = read_file(file);
   EXPECT_EQ(text, "files 2\n7 0b 5a 8 1c b with blanks\n3 0a - 0 - build/x/y\n");

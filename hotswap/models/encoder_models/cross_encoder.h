@@ -25,7 +25,8 @@ class CrossEncoder {
   // one whose checkpoint lacks the head.
   static std::shared_ptr<CrossEncoder> from_pretrained(const std::filesystem::path& name,
                                                        const TextOptions& options = {});
-  CrossEncoder(std::shared_ptr<TextModel> model, Tokenizer tokenizer, const Json& config);
+  // token_types: is a document's tokens' type 1, as the tokenizer has it, or 0?
+  CrossEncoder(std::shared_ptr<TextModel> model, Tokenizer tokenizer, const Json& config, bool token_types = true);
 
   // As sentence-transformers: the sigmoid of the logit, or what config.json has instead. What is too long is cut.
   RerankScores scores(const std::string& query, const std::vector<std::string>& documents) const;
@@ -36,7 +37,7 @@ class CrossEncoder {
   std::shared_ptr<TextModel> model_;
   Tokenizer tokenizer_;
   int64_t max_length_ = 0;
-  bool sigmoid_ = true;
+  bool sigmoid_ = true, token_types_ = true;
 };
 
 // Does config.json name a class ForSequenceClassification with one label?

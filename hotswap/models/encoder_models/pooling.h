@@ -16,7 +16,7 @@ using at::Tensor;
 struct Pooling {
   // cls, max, mean, mean_sqrt_len_tokens, weightedmean, lasttoken; several are put side by side.
   std::vector<std::string> modes = {"mean"};
-  bool include_prompt = true;  // false: a prompt's tokens count in attention alone
+  bool include_prompt = true;  // false: a prompt's tokens count only in attention
 
   // hidden: [tokens, dim] of texts one after the other, of these lengths; prompt: tokens at the beginning of each that
   // are its prompt's -> [texts, modes * dim] in hidden's dtype, summed in float32 at least

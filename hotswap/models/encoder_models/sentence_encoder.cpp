@@ -141,7 +141,7 @@ void SentenceEncoder::check_lengths_of(const std::vector<Ids>& ids) const {
   }
 }
 
-// The prompt alone, without what the tokenizer adds after it.
+// Only the prompt, without what the tokenizer adds after it.
 int64_t SentenceEncoder::prompt_tokens(const std::string& prompt) const {
   if (prompt.empty() || stages_->pooling.include_prompt) return 0;
   const Ids ids = this->ids({std::string()}, {.prompt = prompt}).front();

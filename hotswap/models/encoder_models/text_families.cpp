@@ -49,7 +49,7 @@ TextFamily text_family_of(const Json& config) {
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = cat("a model_type that is implemented: ", join(known)),
                .got = cat('"', type, "\" in ", config.where()),
-               .next = "docs/adding_a_model.md tells how to add a family"});
+               .next = "docs/adding_a_model.md shows how to add a family"});
 }
 
 int64_t read_num_labels(const Json& config) {

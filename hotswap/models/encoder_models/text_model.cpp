@@ -219,7 +219,7 @@ void TextModel::init_weights(uint64_t seed, at::ScalarType dtype, at::Device dev
   const at::NoGradGuard no_grad;
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   each_init([&](Tensor& tensor, const Init& init) {
-    const bool wants_grad = tensor.requires_grad();
+    const bool needs_grad = tensor.requires_grad();
     Tensor fresh = at::empty(tensor.sizes(), at::TensorOptions().dtype(at::kFloat));
     if (init.value) {
       fresh.fill_(*init.value);
@@ -229,7 +229,7 @@ void TextModel::init_weights(uint64_t seed, at::ScalarType dtype, at::Device dev
       fresh.normal_(0, parts_->initializer_range, generator);
     }
     tensor = fresh.to(device, dtype);
-    tensor.set_requires_grad(wants_grad);
+    tensor.set_requires_grad(needs_grad);
   });
 }
 

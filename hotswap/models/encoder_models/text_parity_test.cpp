@@ -175,12 +175,12 @@ class TextParity : public testing::TestWithParam<TextCase> {
     const TaskName& of;
     std::filesystem::path folder;
     SafetensorsFile expected;
-    Tensor want(const std::string& name) const { return expected.tensor(name); }
-    Tensor types() const { return expected.has("token_type_ids") ? want("token_type_ids") : Tensor(); }
+    Tensor reference(const std::string& name) const { return expected.tensor(name); }
+    Tensor types() const { return expected.has("token_type_ids") ? reference("token_type_ids") : Tensor(); }
     TextArguments padded() const {
-      return {.input_ids = want("input_ids"), .attention_mask = want("mask"), .token_type_ids = types()};
+      return {.input_ids = reference("input_ids"), .attention_mask = reference("mask"), .token_type_ids = types()};
     }
-    TextArguments plain() const { return {.input_ids = want("full_ids"), .token_type_ids = types()}; }
+    TextArguments plain() const { return {.input_ids = reference("full_ids"), .token_type_ids = types()}; }
     Tensor main(const TextOutput& out) const { return of.task == TextTask::kBase ? out.last_hidden_state : out.logits; }
     std::shared_ptr<TextModel> load(const TextOptions& options) const {
       return text_model_from_pretrained(folder, of.task, options);
@@ -205,14 +205,14 @@ class TextParity : public testing::TestWithParam<TextCase> {
       TextArguments plain = t.plain();
       plain.output_hidden_states = t.expected.has("hidden.0");
       const TextOutput out = (*model)(plain);
-      EXPECT_LE(max_difference(t.main(out), t.want("plain")), 2e-5);
+      EXPECT_LE(max_difference(t.main(out), t.reference("plain")), 2e-5);
       for (size_t i = 0; i < out.hidden_states.size(); ++i) {
-        EXPECT_LE(max_difference(out.hidden_states[i], t.want(cat("hidden.", i))), 2e-5) << "layer " << i;
+        EXPECT_LE(max_difference(out.hidden_states[i], t.reference(cat("hidden.", i))), 2e-5) << "layer " << i;
       }
-      if (t.expected.has("pooler")) EXPECT_LE(max_difference(out.pooler_output, t.want("pooler")), 2e-5);
+      if (t.expected.has("pooler")) EXPECT_LE(max_difference(out.pooler_output, t.reference("pooler")), 2e-5);
       if (t.of.task == TextTask::kBase) {
-        const Tensor kept = t.want("mask").unsqueeze(-1);
-        EXPECT_LE(max_difference((*model)(t.padded()).last_hidden_state * kept, t.want("masked") * kept), 2e-5);
+        const Tensor kept = t.reference("mask").unsqueeze(-1);
+        EXPECT_LE(max_difference((*model)(t.padded()).last_hidden_state * kept, t.reference("masked") * kept), 2e-5);
       } else {
         expect_gradients(t, *model);
       }
@@ -222,15 +222,15 @@ class TextParity : public testing::TestWithParam<TextCase> {
   void expect_gradients(const Task& t, TextModel& model) {
     model.train();
     TextArguments arguments = t.padded();
-    arguments.labels = t.want("labels");
+    arguments.labels = t.reference("labels");
     const TextOutput out = model(arguments);
-    const double loss = t.want("loss").item<double>();
+    const double loss = t.reference("loss").item<double>();
     EXPECT_NEAR(out.loss.item<double>(), loss, 5e-6 * std::abs(loss));
-    EXPECT_LE(max_difference(out.logits, t.want("logits")), 2e-5);
+    EXPECT_LE(max_difference(out.logits, t.reference("logits")), 2e-5);
     out.loss.backward();
     size_t found = 0;
     model.each_parameter([&](const std::string& name, Tensor& tensor) {
-      const Tensor theirs = t.expected.has("grad." + name) ? t.want("grad." + name) : Tensor();
+      const Tensor theirs = t.expected.has("grad." + name) ? t.reference("grad." + name) : Tensor();
       if (!tensor.grad().defined()) {
         EXPECT_FALSE(theirs.defined()) << name;
         return;
@@ -257,13 +257,13 @@ TEST_P(TextParity, Stock) { expect_values({}); }
 TEST_P(TextParity, StockEager) { expect_values({.attn_implementation = "eager"}); }
 TEST_P(TextParity, Kernelized) { expect_values({.use_kernels = true}); }
 
-// A row of a padded batch, the same row alone, and all rows packed into one without padding.
+// A row of a padded batch, the same row single, and all rows packed into one without padding.
 TEST_P(TextParity, PaddedRowsAreSingleRowsAndPackedOnes) {
   each_task([&](const Task& t) {
     for (const bool kernels : {false, true}) {
       const at::NoGradGuard no_grad;
       const auto model = t.load({.use_kernels = kernels});
-      const Tensor ids = t.want("input_ids"), lengths = t.want("mask").sum(1), types = t.types();
+      const Tensor ids = t.reference("input_ids"), lengths = t.reference("mask").sum(1), types = t.types();
       const Tensor batch = t.main((*model)(t.padded()));
       const bool of_text = t.of.task == TextTask::kSequenceClassification;
       std::vector<Tensor> rows, row_types, singles;
@@ -274,16 +274,16 @@ TEST_P(TextParity, PaddedRowsAreSingleRowsAndPackedOnes) {
         rows.push_back(row(ids));
         if (types.defined()) row_types.push_back(row(types));
         packed.lengths.push_back(length);
-        const Tensor alone = t.main(
+        const Tensor single = t.main(
             (*model)({.input_ids = row(ids).contiguous(), .token_type_ids = types.defined() ? row(types) : Tensor()}));
         const Tensor in_batch = of_text ? batch.narrow(0, i, 1) : row(batch);
-        EXPECT_LE(max_difference(in_batch, alone), 2e-5) << "row " << i;
-        singles.push_back(of_text ? alone : alone.squeeze(0));
+        EXPECT_LE(max_difference(in_batch, single), 2e-5) << "row " << i;
+        singles.push_back(of_text ? single : single.squeeze(0));
       }
       packed.input_ids = at::cat(rows, 1);
       if (types.defined()) packed.token_type_ids = at::cat(row_types, 1);
-      const Tensor together = t.main((*model)(packed));
-      EXPECT_LE(max_difference(of_text ? together : together.squeeze(0), at::cat(singles, 0)), 2e-5);
+      const Tensor packed_out = t.main((*model)(packed));
+      EXPECT_LE(max_difference(of_text ? packed_out : packed_out.squeeze(0), at::cat(singles, 0)), 2e-5);
     }
   });
 }
@@ -292,7 +292,7 @@ TEST_P(TextParity, PaddedRowsAreSingleRowsAndPackedOnes) {
 TEST_P(TextParity, Bfloat16IsAsNearToFloat32AsTransformers) {
   each_task([&](const Task& t) {
     const at::NoGradGuard no_grad;
-    const Tensor exact = t.want("plain"), theirs = t.want("bf16").to(at::kFloat);
+    const Tensor exact = t.reference("plain"), theirs = t.reference("bf16").to(at::kFloat);
     for (const bool kernels : {false, true}) {
       const auto model = t.load({.use_kernels = kernels, .dtype = "bfloat16"});
       const Tensor got = t.main((*model)(t.plain()));

@@ -1,4 +1,4 @@
-// What a text model is for: hidden states alone, or one of these heads on them.
+// What a text model is for: only hidden states, or one of these heads on them.
 #pragma once
 
 namespace hotswap {

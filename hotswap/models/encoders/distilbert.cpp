@@ -1,6 +1,7 @@
 // DistilBERT: BERT's block under other names, without types of tokens and without a pooler.
 #include <ATen/ops/relu.h>
 
+#include "hotswap/models/config.h"
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/encoders/encoder_parts.h"
 

@@ -2,6 +2,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/activation.h"
+#include "hotswap/models/config.h"
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/encoder_models/text_family.h"
 #include "hotswap/models/formats/quantised.h"
@@ -32,15 +33,6 @@ void check_encoder(const EncoderConfig& c, const Json& config, const EncoderKeys
 }
 
 }  // namespace
-
-double read_dropout(const Json& config, const char* key, double otherwise) {
-  const double p = config.get<double>(key, otherwise);
-  if (p >= 0 && p < 1) return p;
-  throw Error({.kind = ErrorKind::kCorrupt,
-               .wanted = cat("a probability in [0, 1) for ", key),
-               .got = cat(p, " in ", config.where()),
-               .next = cat("set ", key, " to 0, as it is in inference")});
-}
 
 EncoderConfig read_encoder_config(const Json& config, const EncoderKeys& keys) {
   check_quantisation(config, /*reads_mxfp4=*/false);

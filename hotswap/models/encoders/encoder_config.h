@@ -42,7 +42,4 @@ struct EncoderKeys {
 };
 EncoderConfig read_encoder_config(const Json& config, const EncoderKeys& keys = {});
 
-// A probability of dropout in [0, 1); null counts as absent.
-double read_dropout(const Json& config, const char* key, double otherwise);
-
 }  // namespace hotswap

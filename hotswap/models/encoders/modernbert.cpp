@@ -1,5 +1,5 @@
 // ModernBERT: norms before attention and MLP, a rotary embedding, gated MLPs, and in most layers attention to
-// neighbours alone.
+// neighbours only.
 #include <ATen/ops/add.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/erfinv.h>
@@ -10,6 +10,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/layers/rotary.h"
+#include "hotswap/models/config.h"
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/encoders/encoder_parts.h"
 #include "hotswap/models/rope_config.h"

@@ -54,7 +54,7 @@ def kernel_config(
     show (docs/snippets.md), for every device. mode, strict, allow_all_kernels and options: those of hotswap.kernelize. Serves
     the CPU and CUDA, inference and training, and every switch between them.
     """
-    package("norm")  # missing packages are told here, not in the middle of a load
+    package("norm")  # missing packages raise here, not in the middle of a load
     mapping = Mapping(kernel_mapping, use_local_kernel, inherit_mapping)
     bind.check_options(options)
     bind.check_mode(mode)
