@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tiny import model
-from transformers import AutoModelForCausalLM, FalconMambaConfig, JambaConfig, Mamba2Config, MambaConfig
+from tiny import BASE, TOKENS, model
+from transformers import AutoConfig, AutoModelForCausalLM, FalconMambaConfig, JambaConfig, Mamba2Config, MambaConfig
 
 import hotswap
 
@@ -26,6 +26,21 @@ OTHERS = {
         mamba_dt_rank=3, use_mamba_kernels=False, pad_token_id=0,
     ),
 }  # fmt: skip
+PLAIN = {key: value for key, value in BASE.items() if key not in ("num_key_value_heads", "intermediate_size")}
+MIXTURE = dict(num_local_experts=4, num_experts_per_tok=2)
+ROUTED = dict(head_dim=8, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16,
+              first_k_dense_replace=1, n_group=1, topk_group=1)  # fmt: skip
+SLIDING = dict(layer_types=["sliding_attention", "full_attention"], sliding_window=8)
+GPT2 = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, **TOKENS)
+CONFIGS = {
+    "cohere": BASE, "cohere2": BASE, "ernie4_5": {**BASE, "head_dim": 8}, "exaone4": {**BASE, **SLIDING},
+    "falcon": {**PLAIN, "ffn_hidden_size": 48, "bias": True}, "glm": {**BASE, "head_dim": 8}, "glm4": {**BASE, "head_dim": 8},
+    "glm4_moe": {**BASE, **ROUTED}, "gpt2": GPT2, "gpt_neox": {**PLAIN, "intermediate_size": 48},
+    "granitemoe": {**BASE, **MIXTURE}, "olmo": BASE, "phi": BASE, "stablelm": BASE, "starcoder2": BASE,
+}  # fmt: skip
+OTHERS |= {
+    name: lambda name=name, keys=keys: AutoConfig.for_model(name, **keys) for name, keys in CONFIGS.items()
+}
 FAMILIES = """llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 mixtral qwen3_moe qwen2_moe olmoe gpt_oss olmo2 olmo3 granite
 smollm3 deepseek_v2 deepseek_v3 llama4_text""".split()
 # other layers than a family's usual ones
@@ -44,12 +59,32 @@ VARIANTS = {
     "smollm3, rotated everywhere": ("smollm3", dict(no_rope_layers=[1, 1])),
     "phi3, the whole head rotated": ("phi3", dict(partial_rotary_factor=1.0)),
 }  # fmt: skip
-# The models themselves differ: C++ splits Phi-3's packed projections when it loads them, since its kernels for whole layers
-# take them apart. (only in C++, only in Python); indices as *
-PHI3 = [("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"), ("self_attn.qkv_proj", "mlp.gate_up_proj")]
+# The models themselves differ: C++ splits packed projections when it loads them, since its kernels for whole layers take
+# them apart; Python's classes of a family's own (Conv1D, FalconLinear, GPT-2's loss) match no layer; a name of a norm or an
+# activation is that of the class. (only in C++, only in Python); indices as *
+def linears(layer: str, *names: str) -> set:
+    return {(f"{layer}.{name}", "Linear") for name in names}
+
+
+SPLIT = ("q_proj", "k_proj", "v_proj")
+NEW_GELU = [{("model.layers.*.mlp.activation_fn", "NewGELU")}, {("model.layers.*.mlp.activation_fn", "GeluTanh")}]
+GATES = [linears("model.layers.*.mlp", "gate_proj", "up_proj"), linears("model.layers.*.mlp", "gate_up_proj")]
+COHERE = [{("model.layers.*.input_layernorm", "LayerNorm"), ("model.norm", "LayerNorm")},
+          {(name, norm) for name in ("model.layers.*.input_layernorm", "model.norm") for norm in ("RMSNorm", "AddRMSNorm")}]  # fmt: skip
+OLMO = {(name, "LayerNorm") for name in ("model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm")}
+LAYER = {("model.layers.*", "DecoderLayer")}
+FALCON = linears("transformer.h.*.self_attention", *SPLIT, "dense") | linears("transformer.h.*.mlp", "dense_*h_to_h", "dense_h_to_*h")
+OF_GPT2 = (linears("transformer.h.*.attn", *SPLIT, "c_proj") | linears("transformer.h.*.mlp", "c_fc", "c_proj")
+           | {("", "ForCausalLMLoss"), ("", "LinearCrossEntropy"), ("transformer.h.*.mlp.act", "NewGELU")})  # fmt: skip
 DIFFERENT = {
-    "phi3": [{(f"model.layers.*.{name}", "Linear") for name in names} for names in PHI3],
-}
+    "phi3": [linears("model.layers.*", *(f"self_attn.{name}" for name in SPLIT), "mlp.gate_proj", "mlp.up_proj"),
+             linears("model.layers.*", "self_attn.qkv_proj", "mlp.gate_up_proj")],
+    "cohere": COHERE, "cohere2": COHERE, "glm": GATES, "glm4": GATES, "phi": NEW_GELU,
+    "falcon": [FALCON, set()], "gpt2": [OF_GPT2, {("transformer.h.*.mlp.act", "GeluTanh")}],
+    "gpt_neox": [linears("gpt_neox.layers.*.attention", *SPLIT) | {("embed_out", "Linear")},
+                 {("gpt_neox.layers.*.attention.query_key_value", "Linear"), ("lm_head", "Linear")}],
+    "olmo": [OLMO, LAYER], "stablelm": [set(), LAYER],
+}  # fmt: skip
 
 
 def by_layer(rows) -> set:
