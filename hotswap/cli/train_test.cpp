@@ -28,7 +28,7 @@ TEST_F(Train, ArgumentsFromFileAndFlags) {
                                   " --learning_rate 1e-3 --weight-decay 0.1 --use-liger-kernel --eval-file " + data() +
                                   " --liger_kernel_config '{\"rope\": false}' --json"));
   EXPECT_EQ(keys(json), (Keys{"output_dir", "metrics", "eval", "tokens_per_second", "flops_per_second", "mfu",
-                              "peak_memory", "memory_estimate", "kernels"}));
+                              "peak_memory", "memory_estimate", "optimizer_bytes", "kernels"}));
   EXPECT_GT(json["eval"]["eval_loss"], 0);
   std::set<std::string> bound;
   for (const auto& row : json["kernels"]) {

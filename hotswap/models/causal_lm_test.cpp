@@ -118,7 +118,8 @@ TEST_P(EveryFamily, KernelsComeAndGoInAnyOrder) {
       {"kernelize for training", [&] { model_->kernelize(Mode::TRAINING); }},
       {"kernelize only norms",
        [&] {
-         model_->kernelize(Mode::INFERENCE, {.config = {{{"RMSNorm", "hotswap/norm"}}}});
+         const char* norm = model_->config().layer_norm ? "LayerNorm" : "RMSNorm";
+         model_->kernelize(Mode::INFERENCE, {.config = {{{norm, "hotswap/norm"}}}});
        }},
       {"unkernelize", [&] { model_->unkernelize(); }},
       {"train", [&] { model_->train(); }},

@@ -71,7 +71,7 @@ ModelConfig read_decoder_config(const Json& config, const ConfigDefaults& defaul
   c.head_dim = read_head_dim(config, c, defaults);
   if (c.num_attention_heads % c.num_key_value_heads != 0) {
     throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = "num_attention_heads that is a multiple of num_key_value_heads",
+                 .wanted = cat("num_attention_heads that is a multiple of ", defaults.key_heads_key),
                  .got = cat(c.num_attention_heads, " and ", c.num_key_value_heads, " in ", config.where()),
                  .next = "set both as the rows of the q_proj and k_proj weights have them"});
   }

@@ -164,8 +164,13 @@ void expect_order(const Case& c, const PretrainedOptions& options) {
   if (model->family().own_parameter_order) return;
   const TensorRules renames = model->family().tensor_rules(model->config());
   std::vector<std::string> names;
-  model->each_parameter([&](const std::string& name, Tensor&) { names.push_back(name_before(renames, name)); });
-  EXPECT_EQ(names, Json::read(c.folder() / "parameters.json").as<std::vector<std::string>>());
+  model->each_parameter([&](const std::string& name, Tensor&) { names.push_back(name); });
+  const auto theirs = Json::read(c.folder() / "parameters.json").as<std::vector<std::string>>();
+  ASSERT_EQ(names.size(), theirs.size());
+  for (size_t i = 0; i < names.size();
+       ++i) {  // a checkpoint's name is the module's there, or was that of an earlier release
+    EXPECT_TRUE(names[i] == theirs[i] || name_before(renames, names[i]) == theirs[i]) << names[i] << ", " << theirs[i];
+  }
 }
 
 // Of mixtures of experts: each router's logits, and a loss that asks for even use of the experts. Float32 sums in

@@ -56,6 +56,15 @@ def labels_of(task, config, mask):
     return labels
 
 
+def first_names(model):
+    """{name: parameter}, a tied one once: as the embedding that it is, whichever module transformers registers first."""
+    names = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if id(p) not in names or "word_embeddings" in name:
+            names[id(p)] = (name, p)
+    return dict(names.values())
+
+
 def main_output(task, result):
     return result.last_hidden_state if task == "base" else result.logits
 
@@ -92,7 +101,7 @@ def write_task(folder, task, config, time):
         result = model(**inputs, **extra, labels=out["labels"])
         result.loss.backward()
         out["logits"], out["loss"] = result.logits.detach(), result.loss.detach()
-        out |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        out |= {f"grad.{name}": p.grad.clone() for name, p in first_names(model).items() if p.grad is not None}
     with torch.no_grad():
         fresh = CLASSES[task].from_config(config, dtype=torch.float32).eval()
         fresh.load_state_dict(model.state_dict())

@@ -226,7 +226,9 @@ class TextParity : public testing::TestWithParam<TextCase> {
     const TextOutput out = model(arguments);
     const double loss = t.reference("loss").item<double>();
     EXPECT_NEAR(out.loss.item<double>(), loss, 5e-6 * std::abs(loss));
-    EXPECT_LE(max_difference(out.logits, t.reference("logits")), 2e-5);
+    // Of padding they are no one's: a token that sees no key at all is 0 by sdpa and a mean by eager.
+    const Tensor kept = out.logits.dim() == 3 ? t.reference("mask").unsqueeze(-1) : at::ones({1, 1});
+    EXPECT_LE(max_difference(out.logits * kept, t.reference("logits") * kept), 2e-5);
     out.loss.backward();
     size_t found = 0;
     model.each_parameter([&](const std::string& name, Tensor& tensor) {
@@ -288,7 +290,15 @@ TEST_P(TextParity, PaddedRowsAreSingleRowsAndPackedOnes) {
   });
 }
 
-// No further from float32 than transformers' own bfloat16 is; a tenth is the luck of rounding in so small a model.
+// Two roundings of the same sums: of n elements the ratio of their norms is the root of an F(n, n), whose quantile of
+// 0.9999 is 26 of 3 elements, 13 of 4, 3.3 of 12, 1.8 of 40 and 1.1 of 1000.
+double luck_of(int64_t elements) {
+  if (elements < 10) return 26;
+  if (elements < 40) return 3.4;
+  return elements < 1000 ? 1.8 : 1.1;
+}
+
+// No further from float32 than transformers' own bfloat16 is, but for the luck of rounding.
 TEST_P(TextParity, Bfloat16IsAsNearToFloat32AsTransformers) {
   each_task([&](const Task& t) {
     const at::NoGradGuard no_grad;
@@ -297,8 +307,8 @@ TEST_P(TextParity, Bfloat16IsAsNearToFloat32AsTransformers) {
       const auto model = t.load({.use_kernels = kernels, .dtype = "bfloat16"});
       const Tensor got = t.main((*model)(t.plain()));
       ASSERT_EQ(got.scalar_type(), at::kBFloat16);
-      const double luck = got.numel() < 100 ? 2 : 1.1;  // of a dozen logits more
-      EXPECT_LE(norm_difference(got.to(at::kFloat), exact), luck * norm_difference(theirs, exact)) << kernels;
+      EXPECT_LE(norm_difference(got.to(at::kFloat), exact), luck_of(got.numel()) * norm_difference(theirs, exact))
+          << kernels;
     }
   });
 }

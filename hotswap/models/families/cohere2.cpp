@@ -7,7 +7,7 @@ namespace hotswap {
 namespace cohere2 {
 
 ModelConfig read_config(const Json& json) {
-  ModelConfig c = read_cohere_config(json, {.head_dim_key = ""});
+  ModelConfig c = read_cohere_config(json, {});
   read_sliding_pattern(c, json, positive(json, "sliding_window_pattern", 4));
   for (const std::string& type : c.layer_types) c.no_rope_layers.push_back(type == "sliding_attention" ? 1 : 0);
   return c;
