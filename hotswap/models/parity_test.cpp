@@ -14,8 +14,8 @@
 #include "hotswap/models/auto.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
-#include "hotswap/models/parity_configurations.h"
 #include "hotswap/models/test_files.h"
+#include "hotswap/models/test_parity_configurations.h"
 
 namespace hotswap {
 namespace {
