@@ -8,14 +8,11 @@
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
   set(HOTSWAP_ISAS base v3 v4)
-  # For processors from before 2013 and emulators. Explicit vectors and `omp simd` vectorise at -O2 as well; what -O3 adds
-  # costs half of this variant's compile time.
-  set(HOTSWAP_ISA_FLAGS_base -O2)
 else()
   set(HOTSWAP_KERNEL_CPU aarch64)
   set(HOTSWAP_ISAS base)
-  set(HOTSWAP_ISA_FLAGS_base "")
 endif()
+set(HOTSWAP_ISA_FLAGS_base "")
 set(HOTSWAP_ISA_FLAGS_v3 -march=x86-64-v3)
 set(HOTSWAP_ISA_FLAGS_v4 -march=x86-64-v4 -mprefer-vector-width=512)
 set(HOTSWAP_CPU_VARIANT "torch-stable-abi210-cpu-${HOTSWAP_KERNEL_CPU}-linux")
