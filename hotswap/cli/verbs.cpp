@@ -9,8 +9,6 @@
 
 namespace hotswap {
 
-void add_embed(CLI::App& app);
-
 void add_verbs(CLI::App& app, const std::string& source) {
   app.formatter(std::make_shared<HelpFormat>());  // before the verbs, which take it from here
   app.failure_message([](const CLI::App* line, const CLI::Error& error) {

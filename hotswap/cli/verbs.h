@@ -26,6 +26,7 @@ void add_kernel_authoring(CLI::App& kernel);  // init, build, install, below `ke
 void add_kernel_hub(CLI::App& kernel);        // versions and has, below `kernel`
 void add_kernel_lock(CLI::App& kernel);       // lock, download and verify-signature, below `kernel`
 void add_kernel_bench(CLI::App& kernel);      // bench, below `kernel`
+void add_embed(CLI::App& app);
 void add_download(CLI::App& app);
 void add_cache(CLI::App& app);
 void add_bench(CLI::App& app);

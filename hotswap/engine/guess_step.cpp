@@ -57,6 +57,7 @@ void GuessStep::write(const Tensor& pages, const Tensor& fresh) {
 }
 
 std::pair<Tensor, Tensor> GuessStep::update(int64_t layer, const Tensor& k, const Tensor& v) {
+  check_without_gradients(k, v);
   KvPool::Layer& kept = pool_.layer(layer);
   write(kept.k, k);
   write(kept.v, v);

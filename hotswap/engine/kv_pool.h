@@ -120,6 +120,9 @@ class KvPool {
   std::vector<Layer> layers_;
 };
 
+// Error where gradients would be recorded through what a step writes into a pool.
+void check_without_gradients(const Tensor& k, const Tensor& v);
+
 // One step of some of a pool's sequences, as many new tokens in each: the batch that a model reads, and its memory.
 // What it writes counts once commit() is called. Without that keys and values are as they were; a recurrent state is
 // not, and its sequence can only be released or rolled back to 0.

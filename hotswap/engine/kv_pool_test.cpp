@@ -10,6 +10,7 @@
 #include <random>
 
 #include "hotswap/base/error.h"
+#include "hotswap/engine/guess_step.h"
 
 namespace hotswap {
 namespace {
@@ -51,6 +52,21 @@ TEST(KvPoolRows, OfOneCompanyAreSideBySide) {
       last = company;
     }
   }
+}
+
+// Gradients would be recorded through memory that later steps overwrite: no step takes keys that have any.
+TEST(KvPoolSteps, RefuseGradients) {
+  KvPool pool(at::kCPU, {.max_sequences = 2});
+  const int64_t sequence = pool.acquire(0);
+  {
+    const c10::InferenceMode inference;
+    pool.append(sequence, 3, {KvTokens{at::full({3, 2, 4}, 1.0), at::full({3, 2, 4}, 2.0)}});
+  }
+  const Tensor k = at::full({1, 1, 2, 4}, 1.0).requires_grad_(), v = at::full({1, 1, 2, 4}, 2.0);
+  KvStep step(pool, {{.sequence = sequence, .tokens = {7}}});
+  EXPECT_THROW(step.update(0, k, v), Error);
+  GuessStep guesses(pool, sequence, {7});
+  EXPECT_THROW(guesses.update(0, k, v), Error);
 }
 
 }  // namespace

@@ -104,13 +104,16 @@ void KvStep::write(const Tensor& pages, const Tensor& fresh) {
   Tensor(pages).index_put_({page_of_, offset_of_}, fresh.flatten(0, 1));
 }
 
+void check_without_gradients(const Tensor& k, const Tensor& v) {
+  if (!at::GradMode::is_enabled() || !(k.requires_grad() || v.requires_grad())) return;
+  throw Error({.kind = ErrorKind::kInvalidArgument,
+               .wanted = "a step without gradients",
+               .got = "keys or values that require grad",
+               .next = "run under at::NoGradGuard or c10::InferenceMode"});
+}
+
 std::pair<Tensor, Tensor> KvStep::update(int64_t layer, const Tensor& k, const Tensor& v) {
-  if (at::GradMode::is_enabled() && (k.requires_grad() || v.requires_grad())) {
-    throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = "a step without gradients",
-                 .got = "keys or values that require grad",
-                 .next = "run under at::NoGradGuard or c10::InferenceMode"});
-  }
+  check_without_gradients(k, v);
   KvPool::Layer& kept = pool_.layer(layer);
   pool_.make_room(kept, k, v);
   write(kept.k, k);

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/sigmoid.h>
 
-#include <algorithm>
-
 #include "hotswap/base/error.h"
 #include "hotswap/models/encoder_models/packed_run.h"
 #include "hotswap/models/encoder_models/text_family.h"
@@ -26,22 +24,6 @@ bool has_sigmoid(const Json& config) {
                .next = "take another model: this is not implemented"});
 }
 
-// Does this folder's tokenizer give a model the types of its tokens? As transformers has it: by model_input_names where
-// tokenizer_config.json has them, else by the class. A model without types gets none either way.
-bool gives_token_types(const std::filesystem::path& folder) {
-  const std::filesystem::path file = folder / "tokenizer_config.json";
-  if (!std::filesystem::exists(file)) return true;
-  const Json config = Json::read(file);
-  if (config.has("model_input_names")) {
-    const auto names = config.at<std::vector<std::string>>("model_input_names");
-    return std::find(names.begin(), names.end(), "token_type_ids") != names.end();
-  }
-  const auto name = config.get<std::string>("tokenizer_class", "BertTokenizer");
-  constexpr const char* kWithTypes[] = {"BertTokenizer", "ElectraTokenizer", "DebertaTokenizer", "DebertaV2Tokenizer"};
-  return std::any_of(std::begin(kWithTypes), std::end(kWithTypes),
-                     [&](const std::string& known) { return name == known || name == known + "Fast"; });
-}
-
 }  // namespace
 
 bool is_cross_encoder(const Json& config) {
@@ -49,12 +31,9 @@ bool is_cross_encoder(const Json& config) {
   return !classes.empty() && classes.front().ends_with("ForSequenceClassification") && read_num_labels(config) == 1;
 }
 
-CrossEncoder::CrossEncoder(std::shared_ptr<TextModel> model, Tokenizer tokenizer, const Json& config, bool token_types)
-    : model_(std::move(model)),
-      tokenizer_(std::move(tokenizer)),
-      max_length_(model_->max_positions()),
-      sigmoid_(has_sigmoid(config)),
-      token_types_(token_types) {
+CrossEncoder::CrossEncoder(std::shared_ptr<TextModel> model, Tokenizer tokenizer, const Json& config,
+                           const TokenizerSettings& settings)
+    : model_(std::move(model)), tokenizer_(std::move(tokenizer)), settings_(settings), sigmoid_(has_sigmoid(config)) {
   if (model_->num_labels() == 1) return;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = "a model with one label for reranking",
@@ -69,21 +48,21 @@ std::shared_ptr<CrossEncoder> CrossEncoder::from_pretrained(const std::filesyste
   whole.exact_head = true;
   auto model = AutoModelForSequenceClassification::from_pretrained(folder, whole);
   const Json config = model->config_json();
-  return std::make_shared<CrossEncoder>(std::move(model), Tokenizer::from_folder(folder), config,
-                                        gives_token_types(folder));
+  const TokenizerSettings settings = read_tokenizer_settings(folder, model->max_positions());
+  return std::make_shared<CrossEncoder>(std::move(model), Tokenizer::from_folder(folder), config, settings);
 }
 
 RerankScores CrossEncoder::scores(const std::string& query, const std::vector<std::string>& documents) const {
   std::vector<Tokenizer::TextPair> pairs;
   for (const std::string& document : documents) pairs.emplace_back(query, document);
   EncodeOptions options;  // whole encodings: ids_only would leave out the types of their tokens
-  if (max_length_ > 0) options.truncation = Truncation{.max_length = max_length_};
+  if (max_length() > 0) options.truncation = Truncation{.max_length = max_length()};
   RerankScores result;
   std::vector<TextIds> texts;
   for (Encoding& encoding : tokenizer_.encode_batch(pairs, options)) {
     result.tokens += static_cast<int64_t>(encoding.ids.size());
     texts.push_back({.ids = std::move(encoding.ids)});
-    if (token_types_) texts.back().type_ids = std::move(encoding.type_ids);
+    if (settings_.token_types) texts.back().type_ids = std::move(encoding.type_ids);
   }
   const auto rows_of = [&](const TextOutput& out, const std::vector<int64_t>&) {
     return sigmoid_ ? at::sigmoid(out.logits.to(at::kFloat)) : out.logits;

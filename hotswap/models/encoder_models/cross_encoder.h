@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hotswap/models/encoder_models/text_model.h"
+#include "hotswap/models/encoder_models/tokenizer_settings.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
@@ -25,19 +26,19 @@ class CrossEncoder {
   // one whose checkpoint lacks the head.
   static std::shared_ptr<CrossEncoder> from_pretrained(const std::filesystem::path& name,
                                                        const TextOptions& options = {});
-  // token_types: is a document's tokens' type 1, as the tokenizer has it, or 0?
-  CrossEncoder(std::shared_ptr<TextModel> model, Tokenizer tokenizer, const Json& config, bool token_types = true);
+  CrossEncoder(std::shared_ptr<TextModel> model, Tokenizer tokenizer, const Json& config,
+               const TokenizerSettings& settings);
 
   // As sentence-transformers: the sigmoid of the logit, or what config.json has instead. What is too long is cut.
   RerankScores scores(const std::string& query, const std::vector<std::string>& documents) const;
-  int64_t max_length() const { return max_length_; }  // tokens of query and document in total; 0: no limit
+  int64_t max_length() const { return settings_.max_length; }  // tokens of query and document in total; 0: no limit
   TextModel& model() const { return *model_; }
 
  private:
   std::shared_ptr<TextModel> model_;
   Tokenizer tokenizer_;
-  int64_t max_length_ = 0;
-  bool sigmoid_ = true, token_types_ = true;
+  TokenizerSettings settings_;
+  bool sigmoid_ = true;
 };
 
 // Does config.json name a class ForSequenceClassification with one label?

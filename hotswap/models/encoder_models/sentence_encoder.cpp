@@ -9,6 +9,7 @@
 #include "hotswap/models/encoder_models/packed_run.h"
 #include "hotswap/models/encoder_models/sentence_folder.h"
 #include "hotswap/models/encoder_models/sentence_stages.h"
+#include "hotswap/models/encoder_models/tokenizer_settings.h"
 #include "hotswap/tokenizers/unicode.h"
 
 namespace hotswap {
@@ -32,20 +33,6 @@ std::string lowercased(const std::string& text) {
   return lower;
 }
 
-std::optional<Json> read_if_there(const std::filesystem::path& file) {
-  return std::filesystem::is_regular_file(file) ? std::optional(Json::read(file)) : std::nullopt;
-}
-
-// The tokenizer's model_max_length, as far as the model has positions. Without a limit transformers writes
-// 1e30.
-int64_t tokenizer_limit(const std::filesystem::path& folder, int64_t positions) {
-  const auto config = read_if_there(folder / "tokenizer_config.json");
-  const auto limit = config ? config->find("model_max_length") : std::nullopt;
-  if (!limit || !limit->is_number() || limit->as<double>() > 1e9 || limit->as<double>() < 1) return positions;
-  const auto length = static_cast<int64_t>(limit->as<double>());
-  return positions == 0 ? length : std::min(positions, length);
-}
-
 }  // namespace
 
 struct SentenceEncoder::Stages : SentenceStages {
@@ -62,7 +49,7 @@ SentenceEncoder::SentenceEncoder(std::shared_ptr<TextModel> model, Tokenizer tok
       stages_(std::make_unique<Stages>(read_sentence_stages(folder))) {
   stages_->out = model_->hidden_size() * static_cast<int64_t>(stages_->pooling.modes.size());
   for (const auto& stage : stages_->after) stages_->out = stage->out(stages_->out);
-  max_seq_length_ = tokenizer_limit(stages_->model_folder, model_->max_positions());
+  max_seq_length_ = read_tokenizer_settings(stages_->model_folder, model_->max_positions()).max_length;
   for (const char* name : {"sentence_bert_config.json", "sentence_roberta_config.json"}) {
     const auto config = read_if_there(stages_->model_folder / name);
     if (!config) continue;
