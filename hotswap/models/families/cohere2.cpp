@@ -3,8 +3,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace cohere2 {
+namespace hotswap::cohere2 {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_cohere_config(json, {});
@@ -18,5 +17,4 @@ const RegisteredFamily kFamily({.model_type = "cohere2",
                                 .read_config = read_config,
                                 .make_block = make_cohere_block});
 
-}  // namespace cohere2
-}  // namespace hotswap
+}  // namespace hotswap::cohere2

@@ -2,8 +2,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace ernie4_5 {
+namespace hotswap::ernie4_5 {
 
 ModelConfig read_config(const Json& json) {
   // head_dim null: hidden_size / num_attention_heads
@@ -32,5 +31,4 @@ const RegisteredFamily kFamily({.model_type = "ernie4_5",
                                 .make_block = make_block,
                                 .make_fused_step = make_fused_decoder_step});
 
-}  // namespace ernie4_5
-}  // namespace hotswap
+}  // namespace hotswap::ernie4_5

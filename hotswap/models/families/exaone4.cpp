@@ -3,8 +3,7 @@
 #include "hotswap/models/families/olmo2.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace exaone4 {
+namespace hotswap::exaone4 {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.heads_may_lack = false, .norm_eps = 1e-5});
@@ -28,5 +27,4 @@ const RegisteredFamily kFamily({.model_type = "exaone4",
                                 .read_config = read_config,
                                 .make_block = make_block});
 
-}  // namespace exaone4
-}  // namespace hotswap
+}  // namespace hotswap::exaone4

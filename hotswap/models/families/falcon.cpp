@@ -7,8 +7,7 @@
 #include "hotswap/models/families/parallel_block.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace falcon {
+namespace hotswap::falcon {
 
 struct Options {
   bool parallel = true, two_norms = false;
@@ -86,5 +85,4 @@ const RegisteredFamily kFamily({.model_type = "falcon",
                                 .own_parameter_order = true,
                                 .module_names = tensor_rules});
 
-}  // namespace falcon
-}  // namespace hotswap
+}  // namespace hotswap::falcon

@@ -3,8 +3,7 @@
 #include "hotswap/models/families/glm.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace glm4 {
+namespace hotswap::glm4 {
 
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<Gemma2Block>(c, glm_attention(c, layer));
@@ -37,5 +36,4 @@ const RegisteredFamily kFamily({.model_type = "glm4",
                                 .own_parameter_order = true,
                                 .module_names = module_names});
 
-}  // namespace glm4
-}  // namespace hotswap
+}  // namespace hotswap::glm4

@@ -5,8 +5,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace glm4_moe {
+namespace hotswap::glm4_moe {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(
@@ -38,5 +37,4 @@ const RegisteredFamily kFamily({.model_type = "glm4_moe",
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true});
 
-}  // namespace glm4_moe
-}  // namespace hotswap
+}  // namespace hotswap::glm4_moe

@@ -7,8 +7,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace gpt2 {
+namespace hotswap::gpt2 {
 
 struct Scores {
   bool scale = true, by_layer = false;  // head_dim^-0.5; divided by the layer's number, from 1
@@ -91,5 +90,4 @@ const RegisteredFamily kFamily({.model_type = "gpt2",
                                 .own_parameter_order = true,
                                 .module_names = tensor_rules});
 
-}  // namespace gpt2
-}  // namespace hotswap
+}  // namespace hotswap::gpt2

@@ -7,8 +7,7 @@
 #include "hotswap/models/families/parallel_block.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace gpt_neox {
+namespace hotswap::gpt_neox {
 
 struct Options {
   bool parallel = true;
@@ -71,5 +70,4 @@ const RegisteredFamily kFamily({.model_type = "gpt_neox",
                                 .own_parameter_order = true,
                                 .module_names = tensor_rules});
 
-}  // namespace gpt_neox
-}  // namespace hotswap
+}  // namespace hotswap::gpt_neox

@@ -4,8 +4,7 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace granitemoe {
+namespace hotswap::granitemoe {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.norm_eps = 1e-6});
@@ -39,5 +38,4 @@ const RegisteredFamily kFamily({.model_type = "granitemoe",
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true});
 
-}  // namespace granitemoe
-}  // namespace hotswap
+}  // namespace hotswap::granitemoe

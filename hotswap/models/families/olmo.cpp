@@ -2,8 +2,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace olmo {
+namespace hotswap::olmo {
 
 struct Options {
   double clip_qkv = 0;
@@ -30,5 +29,4 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 const RegisteredFamily kFamily(
     {.model_type = "olmo", .class_name = "OlmoForCausalLM", .read_config = read_config, .make_block = make_block});
 
-}  // namespace olmo
-}  // namespace hotswap
+}  // namespace hotswap::olmo

@@ -5,8 +5,7 @@
 #include "hotswap/models/families/parallel_block.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace phi {
+namespace hotswap::phi {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.activation = "gelu_new",
@@ -48,5 +47,4 @@ const RegisteredFamily kFamily({.model_type = "phi",
                                 .tensor_rules = tensor_rules,
                                 .module_names = tensor_rules});
 
-}  // namespace phi
-}  // namespace hotswap
+}  // namespace hotswap::phi

@@ -4,8 +4,7 @@
 #include "hotswap/models/families/parallel_block.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace stablelm {
+namespace hotswap::stablelm {
 
 struct Options {
   bool parallel = false;
@@ -63,5 +62,4 @@ const RegisteredFamily kFamily({.model_type = "stablelm",
                                 .own_parameter_order = true,
                                 .module_names = module_names});
 
-}  // namespace stablelm
-}  // namespace hotswap
+}  // namespace hotswap::stablelm

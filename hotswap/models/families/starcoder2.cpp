@@ -3,8 +3,7 @@
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
-namespace hotswap {
-namespace starcoder2 {
+namespace hotswap::starcoder2 {
 
 ModelConfig read_config(const Json& json) {
   ModelConfig c = read_decoder_config(json, {.heads_may_lack = false,
@@ -43,5 +42,4 @@ const RegisteredFamily kFamily({.model_type = "starcoder2",
                                 .tensor_rules = tensor_rules,
                                 .module_names = tensor_rules});
 
-}  // namespace starcoder2
-}  // namespace hotswap
+}  // namespace hotswap::starcoder2
