@@ -109,7 +109,7 @@ def measure(args: argparse.Namespace, report: Results) -> bool:
     p99 = times[int(len(times) * 0.99)] if times else float("inf")
     print(f"prepared in {prepared:.1f} s, first answer after {answered:.3f} s; {len(times)} small requests, failures: {failures[:3]}")
     if times:
-        print(f"p50 {times[len(times) // 2] * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, largest {times[-1] * 1e3:.1f} ms; {peak:.0f} MiB")
+        print(f"p50 {times[len(times) // 2] * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms, max {times[-1] * 1e3:.1f} ms; {peak:.0f} MiB")
     common = dict(kind="hub", shape=shape, threads=os.cpu_count())
     report.add(what="load: failed requests", ours=len(failures), unit=f"of {len(times) + len(failures)}", target="0", **common)
     limit = dict(peer_name="the limit", target=1, **common)

@@ -29,13 +29,14 @@ def main():
     parser.add_argument("--packages", type=Path, required=True)
     parser.add_argument("--only", type=lambda s: s.split(","), default=[], help="what holds one of these; a shape may follow the op's name")
     parser.add_argument("--rest", type=float, default=0, help="seconds before each turn: large products heat the card, which then slows down")
+    parser.add_argument("--prepare", action="store_true", help="check, and compile what peers compile at a first call; no clock")
     add_flags(parser)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("expected a GPU; got none that torch can use")
     torch.manual_seed(0)
     report = Results(args, gpu())
-    cases = Cases(args.only, load_packages(args.packages), report, args.rest, args.packages)
+    cases = Cases(args.only, load_packages(args.packages), report, args.rest, args.packages, args.prepare)
     for file in sorted((HERE.parent / "kernels").glob("*/bench/*_peers.py")):
         name = file.parents[1].name
         if name not in cases.ops:
@@ -47,7 +48,8 @@ def main():
         package.run(cases)
         torch.cuda.empty_cache()
         report.flush()
-    cases.summary()
+    if not args.prepare:
+        cases.summary()
 
 
 if __name__ == "__main__":

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import torch
 
+from bench.lib.gpu_meter import Meter
+
 SETS = 3  # of inputs, used in turn
 PEERS = {"torch": "torch", "torch.compile": "torch", "transformers": "transformers", "Liger": "liger_kernel"}
+COPY = "a copy of the same bytes"
 BF16_ERROR = 8e-3
 
 
@@ -124,8 +127,10 @@ def randoms(*shape, scale=1.0, grad=False):
 class Cases:
     """Runs (op, shape, {peer: function of the set}, bytes, target); ours is the peer named "ours"."""
 
-    def __init__(self, only, ops, report, rest=0, packages=None):
-        self.only, self.ops, self.report, self.timer = only, ops, report, Timer(SETS, rest)
+    def __init__(self, only, ops, report, rest=0, packages=None, prepare=False):
+        """prepare: check, and call each peer once, so that what is compiled at a first call is in the caches of a later run."""
+        self.only, self.ops, self.report, self.timer, self.prepare = only, ops, report, Timer(SETS, rest), prepare
+        self.meter = Meter()
         self.packages, self.found = packages, []  # found: of each case its name, the best peer's ratio, the share of a copy
         versions = {name: metadata.version(package) for name, package in PEERS.items() if self.has(package)}
         self.names = {name: f"{name}; {version}" for name, version in versions.items()}
@@ -151,6 +156,9 @@ class Cases:
             return not self.only or any(part in f"{op} {shape}" for part in self.only)
         return not self.only or any(part.split()[0] in op for part in self.only)
 
+    def wants_some(self, ops, shape):
+        return any([self.wants(op, shape) for op in ops])
+
     def compiled(self, fn):
         torch._dynamo.reset()
         return torch.compile(fn, dynamic=False)
@@ -173,21 +181,29 @@ class Cases:
             if not error <= BF16_ERROR:
                 sys.exit(f"{op} {shape}: expected a relative error of at most {BF16_ERROR}; got {error}: not timed")
             print(f"{op} {shape}: error {error:.1e}")
+        if self.prepare:
+            for call in filter(None, peers.values()):
+                call(0)
+            return
         copy = self.timer.copy_us(bytes_moved) if bytes_moved else None
+        begin = time.perf_counter()
         times = self.timer.in_turns({name: call for name, call in peers.items() if call}, least)
+        clock, power = self.meter.between(begin, time.perf_counter())
+        load = f"{clock:.0f} MHz, {power:.0f} W" + f", rests of {self.timer.rest:g} s" * (self.timer.rest > 0)
         memory = memory or {}
         ours = times.pop("ours")
         share = copy[0] / ours[0] if copy else ""
         # Cleared, as the target is meant: what fits in L2 would be measured there otherwise.
         best = min((us[1] for us in times.values()), default=None)
         self.found.append((f"{op} {shape} {dtype}", best and best / ours[1], copy and copy[1] / ours[1]))
+        if copy:
+            times[COPY] = copy
         for name, us in times.items() or {"": ("", "")}.items():
             self.report.add(
                 kind="op", what=op, shape=shape, dtype=dtype, unit="us", target=target, ours=ours[0], ours_cleared=ours[1],
                 ours_memory=memory.get("ours", ""), peer=us[0], peer_cleared=us[1], peer_memory=memory.get(name, ""),
-                peer_name=self.names.get(name, name), memcpy_share=share, load=f"rests of {self.timer.rest:g} s" * (self.timer.rest > 0),
+                peer_name=self.names.get(name, name), memcpy_share=share, load=load,
             )  # fmt: skip
-
 
     def summary(self):
         """What is behind the best peer or far from a copy, first; L2 cleared before each call."""

@@ -9,16 +9,16 @@ def plain(x, alpha, gamma, beta):
 
 
 def run(c):
-    if not c.wants("dyt"):
-        return
-    face = c.face("dyt")
     for rows, cols in ((16384, 1024), (16384, 4096), (4096, 16384)):
-        one_shape(c, face, rows, cols)
+        one_shape(c, rows, cols)
 
 
-def one_shape(c, face, rows, cols):
+def one_shape(c, rows, cols):
     ops, L, few = c.ops["dyt"], c.liger, slice(0, 256)
     shape, one = f"{rows}x{cols}", rows * cols * 2
+    if not c.wants_some(("dyt", "dyt_bwd", "dyt_step"), shape):
+        return
+    face = c.face("dyt")
     x, dy = randoms(rows, cols), randoms(rows, cols)
     alpha = torch.full((1,), 0.5, device="cuda").bfloat16()
     gamma, beta = torch.randn(cols, device="cuda").bfloat16(), torch.randn(cols, device="cuda").bfloat16()

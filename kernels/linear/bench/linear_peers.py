@@ -11,21 +11,49 @@ BLOCKS = {
     "q4_k": (256, 144, (0, 2)), "q5_k": (256, 176, (0, 2)), "q6_k": (256, 210, (208,)),
     "int4_g32": (32, 20, ()), "int4_g64": (64, 36, ()), "int4_g128": (128, 68, ()), "e4m3_g128": (128, 132, ()),
 }  # fmt: skip
+ARGMAX = "largest_"  # the op
+FEW = (1, 4, 16)  # rows of a step of generation
 BESIDE = (None, None, None, None, None, 0, 1)
 
 
+SHAPES = ((4096, 4096), (28672, 4096), (128256, 4096))  # of Llama-8B: an attention's projection, gate and up, the head
+
+
 def run(c):
-    if any(c.wants(f"packed_linear_{packing}") for packing in BLOCKS):
-        for out, cols in ((4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)):
-            plain = [w / 64 for w in randoms(out, cols)]
-            for rows in (1, 4, 16):
-                for packing in BLOCKS:
-                    packed(c, plain, packing, out, cols, rows)
-            del plain
-    if c.wants("sample"):
-        for rows in (1, 64):
-            for name, settings in (("temperature", (0.7, 0, 1.0)), ("top_k", (1.0, 20, 1.0)), ("top_p", (1.0, 0, 0.9))):
-                sample(c, rows, name, *settings)
+    for out, cols in SHAPES:
+        if any([c.wants("linear", f"{rows}x{cols}x{out}") or c.wants(ARGMAX, f"{rows}x{out}") for rows in FEW]):
+            few_rows(c, out, cols)
+    for out, cols in (*SHAPES, (4096, 14336)):
+        wanted = [(packing, rows) for rows in FEW for packing in BLOCKS if c.wants(f"packed_linear_{packing}", f"{rows}x{cols}x{out}")]
+        plain = [w / 64 for w in randoms(out, cols)] if wanted else []
+        for packing, rows in wanted:
+            packed(c, plain, packing, out, cols, rows)
+        del plain
+    for rows in (1, 64):
+        for name, settings in (("temperature", (0.7, 0, 1.0)), ("top_k", (1.0, 20, 1.0)), ("top_p", (1.0, 0, 0.9))):
+            sample(c, rows, name, *settings)
+
+
+def few_rows(c, out, cols):
+    ops, weights = c.ops["linear"], [w / 64 for w in randoms(out, cols)]
+    plain, argmax = torch.nn.functional.linear, getattr(ops, ARGMAX)
+    for rows in FEW:
+        shape, x = f"{rows}x{cols}x{out}", randoms(rows, cols)
+        c.run("linear", shape, {
+            "ours": lambda i: ops.linear(x[i], weights[i], None),
+            "torch": lambda i: plain(x[i], weights[i]),
+        }, 2 * weights[0].numel() * 2, "0.90 of copy",
+           lambda: ([ops.linear(x[0], weights[0], None)], [plain(x[0].double(), weights[0].double())]))  # fmt: skip
+        logits, chosen = [plain(x[i], weights[i]) for i in range(SETS)], torch.empty(rows, dtype=torch.int64, device="cuda")
+
+        def argmax_check():
+            argmax(chosen, logits[0])
+            return [logits[0].gather(1, chosen[:, None])], [logits[0].max(1, keepdim=True).values]
+
+        c.run(ARGMAX, f"{rows}x{out}", {
+            "ours": lambda i: argmax(chosen, logits[i]),
+            "torch": lambda i: logits[i].argmax(-1),
+        }, 0, "", argmax_check)  # fmt: skip
 
 
 def blocks_of(packing, out, cols):
@@ -44,8 +72,6 @@ def blocks_of(packing, out, cols):
 
 def packed(c, plain, packing, out, cols, rows):
     op, shape = f"packed_linear_{packing}", f"{rows}x{cols}x{out}"
-    if not c.wants(op, shape):
-        return
     ops, x = c.ops["linear"], randoms(rows, cols)
     blocks = [blocks_of(packing, out, cols) for _ in range(SETS)]
     few = blocks[0][:512]
@@ -63,11 +89,11 @@ def packed(c, plain, packing, out, cols, rows):
 
 
 def sample(c, rows, name, temperature, top_k, top_p):
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
     shape = f"{rows}x151936 {name}"
     if not c.wants("sample", shape):
         return
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
     ops, logits = c.ops["linear"], [4 * z for z in randoms(rows, 151936)]
     row = [1 / temperature, top_k, top_p, -math.inf, 0.3]
     settings = torch.tensor([row] * rows, dtype=torch.float64, device="cuda")

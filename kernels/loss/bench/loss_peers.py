@@ -6,66 +6,72 @@ from bench.lib.gpu_common import memory_of
 FEW = 64  # rows and words whose gradients are checked
 
 
+OPTIONS = (-100, 0.0, 0.0, 0.0, "mean")  # of a plain cross-entropy
+LLAMA = 4096, 128256  # its hidden size and its words
+
+
 def run(c):
-    F, loss, vocab = torch.nn.functional, c.ops["loss"], 128256
-    options, L = (-100, 0.0, 0.0, 0.0, "mean"), c.liger
-    if c.wants("cross_entropy_fwd_"):
-        rows = 8192
-        target, one = torch.randint(0, vocab, (rows,), device="cuda"), torch.ones((), device="cuda")
-        z = (torch.randn(rows, vocab, device="cuda") * 3).bfloat16()
-        leaf = z.clone().requires_grad_()
-
-        def both(fn):
-            def call(_):
-                leaf.grad = None
-                fn(leaf).backward()
-
-            return call
-
-        def at_once(_):  # gradient_in_forward, and what backward does with a dloss of 1
-            loss.scale_gradient_(loss.cross_entropy_fwd_bwd(leaf.detach(), target, *options)[2], one)
-
-        def two_passes(_):
-            lse = loss.cross_entropy_fwd(leaf.detach(), target, *options)[1]
-            loss.cross_entropy_bwd(one, leaf.detach(), target, lse, *options)
-
-        def check(fwd):  # before z is overwritten
-            few = torch.arange(FEW, device="cuda")
-            want = z[:FEW].double().softmax(-1)
-            want[few, target[:FEW]] -= 1
-            got_loss, _, *made = fwd(z.clone(), target, *options)
-            loss_of = lambda z, target: F.cross_entropy(z.float(), target, reduction="sum")
-            total = sum(loss_of(*part) for part in zip(z.split(512), target.split(512), strict=True))
-            return [got_loss, made[-1][:FEW] * rows], [total / rows, want]
-
-        plain = lambda z: F.cross_entropy(z.float(), target)
-        peers = {"ours": at_once, "ours, in two passes": two_passes, "torch": both(lambda z: F.cross_entropy(z, target)),
-                 "torch.compile": both(c.compiled(plain))}  # fmt: skip
-        c.run("cross_entropy_fwd_bwd", f"{rows}x{vocab}", peers, 3 * z.nbytes, "1450 us",
-              lambda: check(loss.cross_entropy_fwd_bwd),
-              memory=memory_of(peers, z.nbytes, leaf))  # fmt: skip
-
-        def in_place(z, *rest):
-            return *loss.cross_entropy_fwd_(z, *rest), z
-
-        checked = check(in_place)
-        # Ours and Liger's put the gradient where the logits were: from the second call on those are small numbers.
-        peers = {
-            "ours": lambda i: loss.cross_entropy_fwd_(z, target, *options),
-            "transformers": both(plain),
-            "Liger": L and both(lambda z: L.LigerCrossEntropyFunction.apply(z, target, None)[0]),
-        }
-        c.run("cross_entropy_fwd_", f"{rows}x{vocab}", peers, 2 * z.nbytes, "1300 us", lambda: checked,
-              memory=memory_of(peers, 0, leaf))  # fmt: skip
-        del z, leaf, peers
-        torch.cuda.empty_cache()
+    for rows, words in ((16384, 1024), (8192, 32000), (8192, LLAMA[1])):
+        if c.wants_some(("cross_entropy_fwd_", "cross_entropy_fwd_bwd"), f"{rows}x{words}"):
+            cross_entropy(c, rows, words)
+            torch.cuda.empty_cache()
     for rows in (4096, 8192, 16384, 32768):
-        if c.wants("linear_cross_entropy_fwd", f"{rows}x4096x{vocab}"):
-            linear_cross_entropy(c, rows, 4096, vocab, options)
+        if c.wants("linear_cross_entropy_fwd", f"{rows}x{LLAMA[0]}x{LLAMA[1]}"):
+            linear_cross_entropy(c, rows, *LLAMA)
             torch.cuda.empty_cache()
 
 
-def linear_cross_entropy(c, rows, dim, vocab, options):
+def cross_entropy(c, rows, words):
+    F, loss, L = torch.nn.functional, c.ops["loss"], c.liger
+    shape = f"{rows}x{words}"
+    target, one = torch.randint(0, words, (rows,), device="cuda"), torch.ones((), device="cuda")
+    z = (torch.randn(rows, words, device="cuda") * 3).bfloat16()
+    leaf = z.clone().requires_grad_()
+
+    def both(fn):
+        def call(_):
+            leaf.grad = None
+            fn(leaf).backward()
+
+        return call
+
+    def at_once(_):  # gradient_in_forward, and what backward does with a dloss of 1
+        loss.scale_gradient_(loss.cross_entropy_fwd_bwd(leaf.detach(), target, *OPTIONS)[2], one)
+
+    def two_passes(_):
+        lse = loss.cross_entropy_fwd(leaf.detach(), target, *OPTIONS)[1]
+        loss.cross_entropy_bwd(one, leaf.detach(), target, lse, *OPTIONS)
+
+    def check(fwd):  # before z is overwritten
+        few = torch.arange(FEW, device="cuda")
+        expected = z[:FEW].double().softmax(-1)
+        expected[few, target[:FEW]] -= 1
+        got_loss, _, *made = fwd(z.clone(), target, *OPTIONS)
+        loss_of = lambda z, target: F.cross_entropy(z.float(), target, reduction="sum")
+        total = sum(loss_of(*part) for part in zip(z.split(512), target.split(512), strict=True))
+        return [got_loss, made[-1][:FEW] * rows], [total / rows, expected]
+
+    plain = lambda z: F.cross_entropy(z.float(), target)
+    peers = {"ours": at_once, "ours, in two passes": two_passes, "torch": both(lambda z: F.cross_entropy(z, target)),
+             "torch.compile": both(c.compiled(plain))}  # fmt: skip
+    c.run("cross_entropy_fwd_bwd", shape, peers, 3 * z.nbytes, "1450 us" if words == LLAMA[1] else "",
+          lambda: check(loss.cross_entropy_fwd_bwd), memory=memory_of(peers, z.nbytes, leaf))  # fmt: skip
+
+    def in_place(z, *rest):
+        return *loss.cross_entropy_fwd_(z, *rest), z
+
+    checked = check(in_place)
+    # Ours and Liger's put the gradient where the logits were: from the second call on those are small values.
+    peers = {
+        "ours": lambda i: loss.cross_entropy_fwd_(z, target, *OPTIONS),
+        "transformers": both(plain),
+        "Liger": L and both(lambda z: L.LigerCrossEntropyFunction.apply(z, target, None)[0]),
+    }
+    c.run("cross_entropy_fwd_", shape, peers, 2 * z.nbytes, "1300 us" if words == LLAMA[1] else "", lambda: checked,
+          memory=memory_of(peers, 0, leaf))  # fmt: skip
+
+
+def linear_cross_entropy(c, rows, dim, vocab):
     F, loss, L = torch.nn.functional, c.ops["loss"], c.liger
     target = torch.randint(0, vocab, (rows,), device="cuda")
     h = torch.randn(rows, dim, device="cuda").bfloat16().requires_grad_()
@@ -80,7 +86,7 @@ def linear_cross_entropy(c, rows, dim, vocab, options):
 
     def ours(chunk_bytes):
         return lambda i: loss.linear_cross_entropy_fwd(
-            h.detach(), w.detach(), None, target, *options, False, chunk_bytes
+            h.detach(), w.detach(), None, target, *OPTIONS, False, chunk_bytes
         )
 
     peers = {"ours": ours(0), "ours, 64 MiB": ours(64 << 20)}
@@ -94,9 +100,9 @@ def linear_cross_entropy(c, rows, dim, vocab, options):
             p[few, target[:FEW]] -= 1
             words = (h.float() @ w[:FEW].float().T - lse[:, None]).exp()
             words -= (target[:, None] == few).float()
-            want = [total, p @ w.float() / rows, words.T @ h.float() / rows]
+            expected = [total, p @ w.float() / rows, words.T @ h.float() / rows]
         each = [peers[name](0) for name in peers if name.startswith("ours")]
-        return [t for made in each for t in (made[0], made[2][:FEW], made[3][:FEW])], want * len(each)
+        return [t for made in each for t in (made[0], made[2][:FEW], made[3][:FEW])], expected * len(each)
 
     if rows == 8192:
         peers["transformers"] = both(lambda: F.cross_entropy(F.linear(h, w).float(), target))

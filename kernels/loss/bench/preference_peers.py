@@ -9,13 +9,13 @@ PAIRS, TIME, DIM, VOCAB = 8, 1024, 4096, 128256
 
 def run(c):
     names = ("dpo", "dpo_known_reference", "orpo", "simpo", "cpo", "kto", "grpo", "distillation")
-    if c.liger is None or not any(c.wants(name) for name in names):
+    rows, shape = PAIRS * TIME, f"{PAIRS}x{TIME}x{DIM}x{VOCAB}"
+    if not c.wants_some([f"{name}_step" for name in names], shape) or c.liger is None:
         return
     c.face("loss")  # and where hotswap is
     import hotswap.chunked_loss as ours
     import liger_kernel.chunked_loss as liger
 
-    rows, shape = PAIRS * TIME, f"{PAIRS}x{TIME}x{DIM}x{VOCAB}"
     random = lambda *sizes: torch.randn(*sizes, device="cuda").bfloat16()
     x = random(PAIRS, TIME, DIM).requires_grad_()
     w = (random(VOCAB, DIM) / 64).requires_grad_()

@@ -121,8 +121,8 @@ def held(call) -> int:
 
 def run(c):
     for name, sizes in SHAPES.items():
-        if not any(c.wants(op) for op in ("moe_experts", "moe_experts_fwd_bwd", "moe_experts_decode")):
-            return
+        if not c.wants_some(("moe_experts", "moe_experts_fwd_bwd", "moe_experts_decode", "moe_experts_saved"), name):
+            continue
         module, ways = experts_of(sizes)
         if c.liger and sizes.options is SWIGLU:
             ways["Liger"] = ligers(c.liger, module)
@@ -154,7 +154,7 @@ def one(c, name, module, ways, tokens, s: Sizes):
     moved = 3 * s.inner * s.hidden * 2 * index.unique().numel() if decode else 0
     with torch.no_grad():
         c.run("moe_experts_decode" if decode else "moe_experts", shape, peers, moved, check=check)
-    if decode or not any(c.wants(op) for op in ("moe_experts_fwd_bwd", "moe_experts_saved")):
+    if decode or not c.wants_some(("moe_experts_fwd_bwd", "moe_experts_saved"), shape):
         return
     leaf, dy = x.clone().requires_grad_(), torch.randn_like(x)
 
@@ -174,7 +174,7 @@ def one(c, name, module, ways, tokens, s: Sizes):
     peers = {"ours": ours} | {way: both(call) for way, call in training.items()}
     gradients = (x.numel() + sum(p.numel() for p in parameters.values())) * 2
     c.run("moe_experts_fwd_bwd", shape, peers, memory=memory_of(peers, gradients, leaf, *parameters.values()))
-    if c.wants("moe_experts_saved"):
+    if c.wants("moe_experts_saved", shape):
         module.zero_grad(set_to_none=True)
         kept = {way: held(lambda call=call: call(leaf, index, weights)) for way, call in training.items()}
         kept["x and h, counted"] = (x.numel() + tokens * s.top_k * up.shape[1 if s.options is SWIGLU else 2]) * 2

@@ -17,15 +17,13 @@ def run(c):
 
 
 def norms(c):
-    if not any(c.wants(op) for op in (*NORMS, "layer_norm")):
-        return
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
     F, norm, rows = torch.nn.functional, c.ops["norm"], 16384
     for cols in (2048, 4096, 8192):
         shape, one = f"{rows}x{cols}", rows * cols * 2
-        if not any(c.wants(op, shape) for op in NORMS) and not (cols == 4096 and c.wants("layer_norm")):
+        if not c.wants_some((*NORMS, "layer_norm", "layer_norm_bwd"), shape):
             continue
+        from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
         x, r, dy, dh = (randoms(rows, cols) for _ in range(4))
         w, b = torch.randn(cols, device="cuda").bfloat16(), torch.randn(cols, device="cuda").bfloat16()
         layer = LlamaRMSNorm(cols, EPS).cuda().bfloat16()
@@ -36,6 +34,10 @@ def norms(c):
         def hf(x, w):
             f = x.float()
             return w * (f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
+
+        def added(x, r, w):
+            h = x + r
+            return hf(h, w), h
 
         def wide(x, w):
             f = x.double()
@@ -52,7 +54,7 @@ def norms(c):
                 "Liger": L and (lambda i: L.LigerRMSNormFunction.apply(x[i], w, EPS, 0.0, "llama", False)),
             }, 2 * one, "0.92 of copy",
                lambda: ([norm.rms_norm(x[0], w, EPS, 0.0, "llama")[few]], [wide(x[0][few], w)]))  # fmt: skip
-            fast_add = c.compiled(lambda x, r, w: (lambda h: (hf(h, w), h))(x + r))
+            fast_add = c.compiled(added)
             c.run("add_rms_norm", shape, {
                 "ours": lambda i: norm.add_rms_norm(x[i], r[i], w, EPS, 0.0, "llama"),
                 "torch; two kernels": lambda i: F.rms_norm(x[i] + r[i], (cols,), w, EPS),
@@ -61,7 +63,7 @@ def norms(c):
             }, 4 * one, "0.92 of copy",
                lambda: ([norm.add_rms_norm(x[0], r[0], w, EPS, 0.0, "llama")[0][few]],
                         [wide((x[0] + r[0])[few], w)]))  # fmt: skip
-        if not any(c.wants(op, shape) for op in NORMS[2:]) and not (cols == 4096 and c.wants("layer_norm")):
+        if not c.wants_some((*NORMS[2:], "layer_norm", "layer_norm_bwd"), shape):
             continue
         rstd = [norm.rms_norm_fwd(t, w, EPS, 0.0, "llama")[1] for t in x]
         pair = [(t, wleaf) for t in leaf]
@@ -80,11 +82,14 @@ def norms(c):
             "transformers": graph(hf),
             "Liger": L and graph(lambda t, w: L.LigerRMSNormFunction.apply(t, w, EPS, 0.0, "llama", False)),
         }, 3 * one, "0.85 of copy", rms_gradients)  # fmt: skip
+        triple = [(t, r[i].detach().clone().requires_grad_(), wleaf) for i, t in enumerate(leaf)]
+        two = list(zip(dy, dh, strict=True))
+        graph_of_two = lambda fn: backward_of([fn(*t) for t in triple], triple, two)
         c.run("add_rms_norm_bwd", shape, {
             "ours": lambda i: norm.add_rms_norm_bwd(dy[i], dh[i], x[i], w, rstd[i], 0.0, "llama"),
+            "torch.compile": graph_of_two(c.compiled(added)),
+            "Liger": L and graph_of_two(lambda x, r, w: L.LigerFusedAddRMSNormFunction.apply(x, r, w, EPS, 0.0, "llama")),
         }, 4 * one, "0.85 of copy")  # fmt: skip
-        if cols != 4096:
-            continue
         plain = lambda x, w, b: F.layer_norm(x, (cols,), w, b, EPS)
         with torch.no_grad():
             fast = c.compiled(plain)
@@ -116,7 +121,7 @@ def norms(c):
 def group_norms(c, sizes, groups, last):
     F, ops, L = torch.nn.functional, c.ops["norm"], c.liger
     shape = "x".join(map(str, sizes)) + f" of {groups}" + ", channels last" * last
-    if not c.wants("group_norm", shape):
+    if not c.wants_some(("group_norm", "group_norm_bwd", "group_norm_step"), shape):
         return
     layout = dict(memory_format=torch.channels_last) if last else {}
     x, dy = ([t.to(**layout) for t in randoms(*sizes)] for _ in range(2))
@@ -155,10 +160,10 @@ def group_norms(c, sizes, groups, last):
 
 def calls(c):
     """What one call costs its caller: the host's clock, the GPU keeping up."""
+    if not c.wants("call", "1x2048"):
+        return
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-    if not c.wants("call"):
-        return
     norm, x = c.ops["norm"].rms_norm.default, torch.randn(1, 2048, device="cuda").bfloat16()
     w = torch.ones(2048, device="cuda").bfloat16()
     layer, module = LlamaRMSNorm(2048).cuda().bfloat16(), torch.nn.RMSNorm(2048, device="cuda", dtype=torch.bfloat16)

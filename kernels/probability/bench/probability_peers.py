@@ -8,24 +8,24 @@ LN2 = 0.6931471805599453
 
 
 def run(c):
-    face = c.face("probability")
     for rows, cols in ROWS:
-        softmaxes(c, face, rows, cols)
-    for dtype in (torch.float32, torch.bfloat16):
-        total_variation(c, face, 2048, 128256, dtype)
+        softmaxes(c, rows, cols)
     for rows, cols in ((16384, 1024), (8192, 32000), (2048, 128256)):
-        divergences(c, face, rows, cols)
+        for dtype in (torch.float32, torch.bfloat16):
+            total_variation(c, rows, cols, dtype)
+        divergences(c, rows, cols)
 
 
 def plain_softmax(x):
     return x.softmax(-1)
 
 
-def softmaxes(c, face, rows, cols):
+def softmaxes(c, rows, cols):
     ops, L, few = c.ops["probability"], c.liger, slice(0, 64)
-    if not (c.wants("softmax") or c.wants("sparsemax")):
-        return
     shape, one = f"{rows}x{cols}", rows * cols * 2
+    if not c.wants_some([op + part for op in ("softmax", "sparsemax") for part in ("", "_bwd", "_step")], shape):
+        return
+    face = c.face("probability")
     x, dy = randoms(rows, cols), randoms(rows, cols)
     L = L if cols <= 65536 else None  # the longest row that its kernels take
     liger = {
@@ -57,11 +57,12 @@ def softmaxes(c, face, rows, cols):
               5 * one, "1.0 of torch")  # fmt: skip
 
 
-def total_variation(c, face, rows, cols, dtype):
+def total_variation(c, rows, cols, dtype):
     L = c.liger
-    if not c.wants("tvd"):
-        return
     name, shape, one = str(dtype).removeprefix("torch."), f"{rows}x{cols}", rows * cols * dtype.itemsize
+    if not c.wants_some(("tvd", "tvd_step"), shape):
+        return
+    face = c.face("probability")
     x, target = ([(torch.randn(rows, cols, device="cuda").softmax(-1)).to(dtype) for _ in range(3)] for _ in range(2))
     plain = lambda p, q: (p - q).abs().sum() * (0.5 / rows)
     ours = lambda p, q: face.tvd(p, q)
@@ -87,11 +88,12 @@ def plain_jsd(x, target):
     return (0.5 * target.exp() * (target - m) + 0.5 * x.exp() * (x - m)).sum(-1)
 
 
-def divergences(c, face, rows, cols):
+def divergences(c, rows, cols):
     ops, L, few = c.ops["probability"], c.liger, slice(0, 16)
-    if not (c.wants("jsd") or c.wants("kl_div")):
-        return
     shape, one = f"{rows}x{cols}", rows * cols * 2
+    if not c.wants_some(("jsd", "jsd_step", "kl_div_step", "jsd_of_logits_"), shape):
+        return
+    face = c.face("probability")
     z, t = randoms(rows, cols), randoms(rows, cols)
     q, p = ([v.float().log_softmax(-1).bfloat16() for v in some] for some in (z, t))
     wide = lambda x, target: plain_jsd(x.float(), target.float())
