@@ -3,6 +3,7 @@
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages [--csv bench/results.csv --date D --commit C]
     gpu_model.py --packages build/packages --model 8b --rows 2        # 16 layers, activations checkpointed; 8b_whole: not
     gpu_model.py --packages build/packages --adamw --sides "transformers;transformers hotswap;transformers liger"
+    gpu_model.py --packages build/packages --model 8b_32 --rows 2 --lora 16 --adamw     # peft's adapters
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model moe     # 4 layers of Qwen3-30B-A3B's, Liger left out
     gpu_model.py --hotswap build/bin/hotswap --packages build/packages --model gpt_oss --rows 1
     gpu_model.py --packages build/packages --model mamba2 --rows 1 --columns 512    # and mamba: transformers and ours alone
@@ -45,6 +46,7 @@ LLAMA_1B = dict(
 LLAMA_8B = LLAMA_1B | dict(
     hidden_size=4096, head_dim=128, intermediate_size=14336, tie_word_embeddings=False
 )  # fmt: skip
+LLAMA_8B_32 = LLAMA_8B | dict(num_hidden_layers=32)
 QWEN3_MOE = LLAMA_1B | dict(
     model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], vocab_size=151936, num_hidden_layers=4, num_key_value_heads=4,
     head_dim=128, intermediate_size=6144, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8, norm_topk_prob=True,
@@ -73,6 +75,7 @@ MAMBA2 = dict(
 MODELS = {  # name, configuration, are activations checkpointed
     "1b": ("Llama-1B", LLAMA_1B, False),
     "8b": ("Llama-8B, 16 layers checkpointed", LLAMA_8B, True),
+    "8b_32": ("Llama-8B", LLAMA_8B_32, False),  # with --lora: all layers
     "8b_whole": ("Llama-8B, 16 layers", LLAMA_8B, False),  # of the C++ host too, which does not checkpoint: 90 GB
     "moe": ("Qwen3-30B-A3B, 4 layers", QWEN3_MOE, False),
     "gpt_oss": ("gpt-oss-20b, 2 layers", GPT_OSS, False),
@@ -125,8 +128,9 @@ def apply_liger(model_type: str) -> None:
     getattr(liger, f"apply_liger_kernel_to_{model_type}")()
 
 
-def random_model(config, side: str, device: str, dtype, checkpoint: bool):
-    """A model for training with the same random weights for every side; Liger and ours are applied here."""
+def random_model(config, side: str, device: str, dtype, checkpoint: bool, lora: int = 0):
+    """A model for training with the same random weights for every side; Liger and ours are applied here. lora: the rank of peft's
+    adapters of all linear layers, in whose default form their weights are float32."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -136,6 +140,13 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
     with torch.device(device):
         attention = dict(attn_implementation="sdpa") if config.model_type == "llama" else {}
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **attention)
+    if lora:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=lora, lora_alpha=2 * lora, target_modules="all-linear", task_type="CAUSAL_LM"))
+        for name, parameter in model.named_parameters():  # B begins as 0, and its product would be one of zeros
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=1e-3)
     model.train()
     if checkpoint:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -144,7 +155,7 @@ def random_model(config, side: str, device: str, dtype, checkpoint: bool):
 
         # Llama has a kernel for each of its layers; a Mamba has no loss without logits.
         without_logits = not config.model_type.startswith("mamba")
-        hotswap.kernelize(model, strict=config.model_type == "llama", fused_linear_cross_entropy=without_logits, **OURS[side])
+        hotswap.kernelize(model, strict=config.model_type == "llama" and not lora, fused_linear_cross_entropy=without_logits, **OURS[side])
     return model
 
 
@@ -162,7 +173,7 @@ def transformers_step(args) -> dict:
         from kernels import replace_kernel_forward_from_hub
 
         replace_kernel_forward_from_hub(modeling_llama.LlamaMLP, "SwiGLUMLP")
-    model = random_model(config, side, "cuda", torch.bfloat16, checkpoint=MODELS[args.model][2])
+    model = random_model(config, side, "cuda", torch.bfloat16, checkpoint=MODELS[args.model][2], lora=args.lora)
     calls = lambda: {}
     if side in OURS:
         import hotswap
@@ -188,7 +199,7 @@ def transformers_step(args) -> dict:
     torch.cuda.synchronize()
     loaded = torch.cuda.memory_allocated()
     times, losses, readings, meter = [], [], [], Meter()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True) if args.adamw else None
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=LEARNING_RATE, fused=True) if args.adamw else None
 
     def step():
         loss = model(tokens, labels=tokens, use_cache=False).loss
@@ -318,6 +329,7 @@ def main():
     parser.add_argument("--columns", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--adamw", action="store_true", help="and a step of AdamW")
+    parser.add_argument("--lora", type=int, default=0, metavar="R", help="train adapters of rank R by peft, all linear layers")
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--floor", action="store_true", help="of a Llama: its products, attention and loss alone, in turns with the steps")
     parser.add_argument("--profile", type=Path, help="append the kernels of one more step of each side here")
@@ -332,7 +344,7 @@ def main():
     if args.floor and (args.model not in LLAMAS or not args.adamw):
         sys.exit(f"expected --floor with --adamw and a model of {', '.join(LLAMAS)}; got {args.model}")
     name, config, checkpointed = MODELS[args.model]
-    shape = f"{name} {args.rows}x{args.columns}"
+    shape = f"{name} {args.rows}x{args.columns}" + f", LoRA of rank {args.lora}" * bool(args.lora)
     results, floor = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
@@ -340,7 +352,7 @@ def main():
         host = [args.hotswap, "bench", "model", "--what", "step", "--device", "cuda"]
         host += ["--model", folder, "--random-weights"]
         python = [sys.executable, __file__, "--folder", folder, "--packages", args.packages, "--model", args.model]
-        python += ["--adamw"] * args.adamw + ["--turns", args.turns]
+        python += ["--adamw"] * args.adamw + ["--turns", args.turns, "--lora", args.lora]
         python += ["--profile", args.profile] if args.profile else []
         sides = {}
         if args.hotswap and not checkpointed and not args.adamw:  # the C++ host does not checkpoint

@@ -16,7 +16,7 @@ double mean(const std::vector<double>& values) {
 
 double gigabytes(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
-double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+double max_difference(const std::vector<double>& a, const std::vector<double>& b) {
   double largest = 0;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) largest = std::max(largest, std::fabs(a[i] - b[i]));
   return largest;
@@ -36,7 +36,7 @@ std::string demo_table(const DemoVariant& stock, const DemoVariant& kernels) {
   row("peak memory of training, GB", gigabytes(stock.peak_memory), gigabytes(kernels.peak_memory), 2);
   row("loss of the first step", stock.losses.front(), kernels.losses.front(), 4);
   row("loss of the last step", stock.losses.back(), kernels.losses.back(), 4);
-  return table.text() + cat("losses differ by ", fixed(largest_difference(stock.losses, kernels.losses), 6),
+  return table.text() + cat("losses differ by ", fixed(max_difference(stock.losses, kernels.losses), 6),
                             " at most over ", stock.losses.size(), " steps\n");
 }
 

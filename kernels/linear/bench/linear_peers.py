@@ -24,7 +24,7 @@ def run(c):
         if any([c.wants("linear", f"{rows}x{cols}x{out}") or c.wants(ARGMAX, f"{rows}x{out}") for rows in FEW]):
             few_rows(c, out, cols)
     for out, cols in (*SHAPES, (4096, 14336)):
-        wanted = [(packing, rows) for rows in FEW for packing in BLOCKS if c.wants(f"packed_linear_{packing}", f"{rows}x{cols}x{out}")]
+        wanted = [(packing, rows) for rows in (*FEW, 64) for packing in BLOCKS if c.wants(f"packed_linear_{packing}", f"{rows}x{cols}x{out}")]
         plain = [w / 64 for w in randoms(out, cols)] if wanted else []
         for packing, rows in wanted:
             packed(c, plain, packing, out, cols, rows)

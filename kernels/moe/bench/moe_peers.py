@@ -53,7 +53,7 @@ def experts_of(s: Sizes):
 
 
 def ligers(liger, module):
-    """Its function, with the largest of its tiles alone to choose from. All its 240 configurations a shape take minutes to
+    """Its function, with its widest tile as the only choice. All its 240 configurations a shape take minutes to
     compile."""
     from liger_kernel.ops import fused_moe_kernels as kernels
 
