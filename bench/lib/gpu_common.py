@@ -81,7 +81,7 @@ class Timer:
 
     def _cleared(self, call, count: int) -> float:
         marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
-        if count > 10:
+        if count >= 4:  # of calls of less than a millisecond
             torch.cuda._sleep(20_000_000)  # 10 ms in which the host goes ahead: whose call takes it long is measured by the GPU, too
         for i, (begin, end) in enumerate(marks):
             self.l2.zero_()
@@ -117,6 +117,11 @@ class Timer:
             call()
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / 2000 * 1e6
+
+
+def is_floor(peer: str) -> bool:
+    """Not somebody's way to the same result: ours by another option, or only the products of it."""
+    return peer.startswith("ours") or "products" in peer
 
 
 def randoms(*shape, scale=1.0, grad=False):
@@ -194,7 +199,7 @@ class Cases:
         ours = times.pop("ours")
         share = copy[0] / ours[0] if copy else ""
         # Cleared, as the target is meant: what fits in L2 would be measured there otherwise.
-        best = min((us[1] for us in times.values()), default=None)
+        best = min((us[1] for name, us in times.items() if not is_floor(name)), default=None)
         self.found.append((f"{op} {shape} {dtype}", best and best / ours[1], copy and copy[1] / ours[1]))
         if copy:
             times[COPY] = copy

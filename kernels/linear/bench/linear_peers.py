@@ -42,7 +42,7 @@ def few_rows(c, out, cols):
         c.run("linear", shape, {
             "ours": lambda i: ops.linear(x[i], weights[i], None),
             "torch": lambda i: plain(x[i], weights[i]),
-        }, 2 * weights[0].numel() * 2, "0.90 of copy",
+        }, weights[0].nbytes, "0.90 of copy",
            lambda: ([ops.linear(x[0], weights[0], None)], [plain(x[0].double(), weights[0].double())]))  # fmt: skip
         logits, chosen = [plain(x[i], weights[i]) for i in range(SETS)], torch.empty(rows, dtype=torch.int64, device="cuda")
 
@@ -85,7 +85,7 @@ def packed(c, plain, packing, out, cols, rows):
         "ours": lambda i: ops.packed_linear(x[i], blocks[i], *BESIDE, packing, cols, None),
         "ours, a bfloat16 weight": lambda i: ops.linear(x[i], plain[i], None),
         "torch; a bfloat16 weight": lambda i: torch.nn.functional.linear(x[i], plain[i]),
-    }, 2 * blocks[0].numel(), "", check)  # fmt: skip
+    }, blocks[0].nbytes, "", check)  # fmt: skip
 
 
 def sample(c, rows, name, temperature, top_k, top_p):

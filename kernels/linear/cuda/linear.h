@@ -45,7 +45,7 @@ void packed_rows(const PackedRows& a, kernels::Stream stream);
 // The same of up to 64 rows, by wgmma: what takes_packed_tiles() returns true for, on a device that has it and of
 // blocks that TMA can read. kTilesAreMeasured: it has not run on a GPU yet, and serves nothing before it has.
 constexpr int kMaxTileRows = 64;
-constexpr bool kTilesAreMeasured = true;
+constexpr bool kTilesAreMeasured = false;
 bool takes_packed_tiles(const PackedRows& a);
 void packed_tiles(const PackedRows& a, kernels::Stream stream);
 bool takes_packed_rows();  // on the current device: TMA, and shared memory for it

@@ -12,24 +12,9 @@ using namespace gated_norm;
 using namespace gated_norm::gpu;
 using kernels::divide_up;
 
-constexpr int kSmallBlock = 128, kMiddleBlock = 320, kWideBlock = 512;
-constexpr int64_t kUnits = 528;  // of the backward: blocks of a few waves, each with sums of its own
+constexpr int kSmallBlock = 128, kMiddleBlock = 320;
 
 int64_t groups_of(const Problem& p) { return p.cols / p.group; }
-int64_t chunk_of(const Problem& p) {  // rows, by the shape alone
-  const int64_t most = std::max<int64_t>(1, kUnits / groups_of(p));
-  return std::max<int64_t>(divide_up(p.rows, most), 4);
-}
-int64_t chunks_of(const Problem& p) { return divide_up(p.rows, chunk_of(p)); }
-
-bool aligned(const Problem& p, std::initializer_list<std::pair<const void*, int64_t>> rows) {
-  const int64_t vector = kernels::kVectorBytes / kernels::size_of(p.type);
-  for (const auto& [data, stride] : rows) {
-    if (!kernels::gpu::aligned(data, stride, p.type, p.rows)) return false;
-  }
-  return p.group % vector == 0 && p.cols % vector == 0 &&
-         reinterpret_cast<uintptr_t>(p.weight) % kernels::kVectorBytes == 0;
-}
 
 // Vectors that a thread holds and threads of a group; 0 vectors: too many.
 struct Held {
@@ -42,8 +27,43 @@ Held held_by(const Problem& p) {
     while (lanes < vectors) lanes *= 2;
     return {1, lanes};
   }
-  const int lanes = int(divide_up(divide_up(vectors, 2), 32) * 32);
-  return lanes <= kWideBlock ? Held{2, lanes} : Held{0, 0};
+  for (const int held : {2, 4}) {
+    const int64_t lanes = divide_up(divide_up(vectors, held), 32) * 32;
+    if (lanes <= kWideBlock) return {held, int(lanes)};
+  }
+  return {0, kTwoPassThreads};
+}
+
+// Rows of a chunk where `threads` of each of 132 multiprocessors have one: by the shape alone, so that backward's sums
+// have the same bits on every device.
+int64_t chunk_of(const Problem& p, int64_t threads, int64_t least) {
+  constexpr int64_t kMultiprocessors = 132;
+  const int64_t units = kMultiprocessors * std::max<int64_t>(1, threads / held_by(p).lanes);
+  return std::max(divide_up(p.rows, std::max<int64_t>(1, units / groups_of(p))), least);
+}
+int64_t chunk_of(const Problem& p) { return chunk_of(p, kBackwardThreads, 4); }
+int64_t chunks_of(const Problem& p) { return divide_up(p.rows, chunk_of(p)); }
+
+// By whole vectors, which a thread can hold on this device.
+bool takes_vectors(const Problem& p, std::initializer_list<std::pair<const void*, int64_t>> rows) {
+  const int64_t vector = kernels::kVectorBytes / kernels::size_of(p.type);
+  for (const auto& [data, stride] : rows) {
+    if (!kernels::gpu::aligned(data, stride, p.type, p.rows)) return false;
+  }
+  // Of four vectors a thread the ring of a wide block takes 192 KB.
+  const bool fits =
+      held_by(p).vectors < 4 || kernels::gpu::attribute<cudaDevAttrMaxSharedMemoryPerBlockOptin>() > 200 << 10;
+  return fits && p.group % vector == 0 && p.cols % vector == 0 &&
+         reinterpret_cast<uintptr_t>(p.weight) % kernels::kVectorBytes == 0;
+}
+
+template <class Fn>  // fn<vectors that a thread holds, threads that its block has at most>()
+void with_held(const Held& held, const Fn& fn) {
+  if (held.vectors == 1) return fn.template operator()<1, kSmallBlock>();
+  if (held.vectors == 4) return fn.template operator()<4, kWideBlock>();
+  if (held.lanes <= kSmallBlock) return fn.template operator()<2, kSmallBlock>();
+  if (held.lanes <= kMiddleBlock) return fn.template operator()<2, kMiddleBlock>();
+  fn.template operator()<2, kWideBlock>();
 }
 
 template <class Fn>  // fn<T, kNormFirst>()
@@ -81,21 +101,20 @@ void gated_norm_forward(const gated_norm::Forward& a, Stream stream) {
   const Problem& p = a.of;
   if (p.rows * p.cols == 0) return;
   const Held held = held_by(p);
-  const bool vectors = aligned(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.y, p.cols}}) && held.vectors > 0;
-  const Layout l{held.lanes, groups_of(p), p.rows * groups_of(p), 0};
+  const bool vectors = held.vectors > 0 && takes_vectors(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.y, p.cols}});
+  const int64_t chunk = vectors ? chunk_of(p, kForwardThreads, 1) : 1;
+  const Layout l{held.lanes, groups_of(p), divide_up(p.rows, chunk) * groups_of(p), chunk};
   with_kind(p, [&]<typename T, bool kNormFirst>() {
-    const auto go = [&](auto kernel) {
+    const auto go = [&]<int kHeld, int kMaxLanes>() {
       const int threads = l.lanes <= 32 ? kSmallBlock : l.lanes;
-      kernels::gpu::launch(kernel, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
+      kernels::gpu::launch_with_memory<&forward_held<T, kHeld, kMaxLanes, kNormFirst>>(
+          threads * ForwardRing<T, kHeld>::kBytesOfThread, divide_up(l.units, threads / l.lanes), threads, stream, a,
+          l);
     };
     if (!vectors)
       kernels::gpu::launch(&forward_two_pass<T, kNormFirst>, l.units, kTwoPassThreads, stream, a, l);
-    else if (held.vectors == 1)
-      go(&forward_held<T, 1, kSmallBlock, kNormFirst>);
-    else if (held.lanes <= kMiddleBlock)
-      go(&forward_held<T, 2, kMiddleBlock, kNormFirst>);
     else
-      go(&forward_held<T, 2, kWideBlock, kNormFirst>);
+      with_held(held, go);
   });
 }
 
@@ -107,27 +126,21 @@ void gated_norm_backward(const gated_norm::Backward& a, Stream stream) {
     const Held held = held_by(p);
     const bool vectors =
         held.vectors > 0 &&
-        aligned(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.dy, a.dy_stride}, {a.dx, p.cols}, {a.dz, p.cols}});
+        takes_vectors(p, {{p.x, p.x_stride}, {p.z, p.z_stride}, {a.dy, a.dy_stride}, {a.dx, p.cols}, {a.dz, p.cols}});
     const Layout l{held.lanes, groups_of(p), chunks * groups_of(p), chunk_of(p)};
     with_kind(p, [&]<typename T, bool kNormFirst>() {
       const auto go = [&]<int kHeld, int kMaxLanes>() {
-        constexpr int64_t kBytes = kernels::kVectorBytes * kRowsHeld * kBackwardTensors * kHeld * kMaxLanes;
         const int threads = l.lanes <= 32 ? kSmallBlock : l.lanes;
         kernels::gpu::launch_with_memory<&backward_held<T, kHeld, kMaxLanes, kNormFirst>>(
-            kBytes, divide_up(l.units, threads / l.lanes), threads, stream, a, l);
+            threads * BackwardRing<T, kHeld, kMaxLanes>::kBytesOfThread, divide_up(l.units, threads / l.lanes), threads,
+            stream, a, l);
       };
       if (!vectors) {
         const int64_t blocks = divide_up(p.cols, kTwoPassThreads);
         kernels::gpu::launch(&backward_again<T, kNormFirst>, p.rows * l.groups, kTwoPassThreads, stream, a, l);
         kernels::gpu::launch(&weight_again<T, kNormFirst>, chunks * blocks, kTwoPassThreads, stream, a, l, blocks);
-      } else if (held.vectors == 1) {
-        go.template operator()<1, kSmallBlock>();
-      } else if (held.lanes <= kSmallBlock) {
-        go.template operator()<2, kSmallBlock>();
-      } else if (held.lanes <= kMiddleBlock) {
-        go.template operator()<2, kMiddleBlock>();
       } else {
-        go.template operator()<2, kWideBlock>();
+        with_held(held, go);
       }
     });
   }

@@ -1,5 +1,6 @@
-// The gated RMSNorm on a GPU. A group of a row is in registers of `lanes` threads, kHeld vectors of 16 bytes each; or
-// it is read twice, a number at a time, where it is too long or not at whole vectors.
+// The gated RMSNorm on a GPU. `lanes` threads, a part of a warp or a block, go through a chunk of rows of one group, of
+// which each holds kHeld vectors of 16 bytes while later rows are on their way; or a group is read twice, an element at
+// a time, where it is too long or not at whole vectors.
 #pragma once
 
 #include "kernels/common/gpu/activations.cuh"
@@ -16,7 +17,7 @@ constexpr int kTwoPassThreads = 256;
 struct Layout {
   int lanes;       // of a group: a part of a warp, or a block
   int64_t groups;  // of a row
-  int64_t units;   // forward: rows x groups; backward: chunks x groups
+  int64_t units;   // chunks x groups; where a group is read twice, forward's are rows x groups
   int64_t chunk;   // rows
 };
 
@@ -25,61 +26,122 @@ __device__ __forceinline__ T* row_of(const void* data, int64_t row, int64_t stri
   return static_cast<T*>(const_cast<void*>(data)) + row * stride;
 }
 
-// This thread's vector k of a group.
+// A thread's vectors of the rows of a chunk, on their way to shared memory while earlier rows are computed. Each thread
+// copies what it reads itself, so that no barrier is needed.
+template <class T, int kTensors, int kHeld, int kRows>
+struct Ring {
+  static constexpr int kN = kPerVector<T>;
+  static constexpr int64_t kBytesOfThread = int64_t{kernels::kVectorBytes} * kRows * kTensors * kHeld;
+
+  uint4* mine;  // [kRows][kTensors][kHeld][threads of the block], at this thread
+  const T* next[kTensors];
+  int apart, has;  // elements from one vector of this thread to the next, and of the group from its first one on
+  int sent = 0, at = 0;
+
+  __device__ __forceinline__ uint4* slot(int row, int tensor, int k) const {
+    return mine + ((row * kTensors + tensor) * kHeld + k) * int(blockDim.x);
+  }
+  // The next row, or zeros. strides: of each tensor, from one row to the next.
+  template <class... Strides>
+  __device__ __forceinline__ void send(bool is_there, Strides... strides) {
+    const int64_t stride[kTensors] = {strides...};
+#pragma unroll
+    for (int t = 0; t < kTensors; ++t) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k)
+        cp_async<16>(slot(sent, t, k), next[t] + k * apart, !is_there || k * apart >= has);
+      next[t] += stride[t];
+    }
+    cp_async_commit();
+    sent = sent + 1 == kRows ? 0 : sent + 1;
+  }
+  __device__ __forceinline__ void get(int tensor, int k, float (&f)[kN]) const {
+    load_floats<kN>(reinterpret_cast<const T*>(slot(at, tensor, k)), f);
+  }
+  __device__ __forceinline__ void advance() { at = at + 1 == kRows ? 0 : at + 1; }
+};
+
+// The rows of one group that `lanes` threads go through.
 template <class T>
-__device__ __forceinline__ int64_t column(int k, int lanes) {
-  return (int64_t{k} * lanes + int(threadIdx.x) % lanes) * kPerVector<T>;
-}
+struct Walk {
+  static constexpr int kN = kPerVector<T>;
+  bool any;  // else this thread only takes part in sums
+  int64_t chunk, group, begin, first;
+  int lane, count;  // count: of rows
+
+  __device__ Walk(const Problem& p, const Layout& l) {
+    const int64_t wanted = int64_t{blockIdx.x} * (int(blockDim.x) / l.lanes) + int(threadIdx.x) / l.lanes;
+    const int64_t unit = wanted < l.units ? wanted : l.units - 1;
+    any = wanted < l.units;
+    chunk = l.groups == 1 ? unit : unit / l.groups, group = unit - chunk * l.groups, begin = chunk * l.chunk;
+    lane = int(threadIdx.x) % l.lanes, first = group * p.group + int64_t{lane} * kN;
+    const int64_t left = any ? p.rows - begin : 0;
+    count = int(left < 0 ? 0 : left < l.chunk ? left : l.chunk);
+  }
+  __device__ __forceinline__ const T* at(const void* data, int64_t stride) const {
+    return row_of<T>(data, begin, stride) + first;
+  }
+};
+
+// Rows of a thread's ring: the next ones are on their way.
+constexpr int kForwardRows = 3, kForwardThreads = 1024;
+template <class T, int kHeld>
+using ForwardRing = Ring<T, 2, kHeld, kForwardRows>;
 
 template <class T, int kHeld, int kMaxLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMaxLanes, 1280 / kMaxLanes) forward_held(const Forward a, const Layout l) {
+__global__ void __launch_bounds__(kMaxLanes, kHeld > 2 ? 1 : kForwardThreads / kMaxLanes)
+    forward_held(const Forward a, const Layout l) {
   constexpr int kN = kPerVector<T>;
   __shared__ typename RowSum<1>::Memory memory;
+  extern __shared__ uint4 ring_memory[];
   const Problem& p = a.of;
-  const int64_t wanted = int64_t{blockIdx.x} * (int(blockDim.x) / l.lanes) + int(threadIdx.x) / l.lanes;
-  const int64_t unit = wanted < l.units ? wanted : l.units - 1;  // all lanes take part in sums
-  const int64_t row = l.groups == 1 ? unit : unit / l.groups, group = unit - row * l.groups, first = group * p.group;
-  const T *x = row_of<T>(p.x, row, p.x_stride) + first, *z = row_of<T>(p.z, row, p.z_stride) + first;
-  Pack<T, kN> gates[kHeld];
-  float u[kHeld][kN], squares[1] = {0.f};
+  const Walk<T> walk(p, l);
+  ForwardRing<T, kHeld> ring{ring_memory + threadIdx.x,
+                             {walk.at(p.x, p.x_stride), walk.at(p.z, p.z_stride)},
+                             l.lanes * kN,
+                             int(p.group) - walk.lane * kN};
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
-    const int64_t c = column<T>(k, l.lanes);
-    if (c >= p.group) continue;
-    gates[k] = load<kN>(z + c);
-    load_floats<kN>(x + c, u[k]);
-  }
+  for (int row = 0; row < kForwardRows - 1; ++row) ring.send(row < walk.count, p.x_stride, p.z_stride);
+  float weight[kHeld][kN] = {};
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
-    if (column<T>(k, l.lanes) >= p.group) continue;
-    float gate[kN];
-    unpack(gates[k], gate);
-#pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      if constexpr (!kNormFirst) u[k][i] *= gate_of(gate[i]).value;
-      squares[0] += u[k][i] * u[k][i];
-    }
-  }
+  for (int k = 0; k < kHeld; ++k)
+    if (k * ring.apart < ring.has) load_floats<kN>(p.weight + walk.first + k * ring.apart, weight[k]);
+  T* y = row_of<T>(a.y, walk.begin, p.cols) + walk.first;
   RowSum<1> sum(memory, l.lanes);
-  sum(squares);
-  const float rstd = rsqrtf(squares[0] / float(p.group) + p.eps);
-  if (wanted >= l.units) return;
-  if (a.rstd != nullptr && int(threadIdx.x) % l.lanes == 0) a.rstd[unit] = rstd;
-  T* y = row_of<T>(a.y, row, p.cols) + first;
+  for (int row = 0; row < int(l.chunk); ++row) {  // as often in every thread: lanes of a warp may have several groups
+    ring.send(row + kForwardRows - 1 < walk.count, p.x_stride, p.z_stride);
+    cp_async_wait<kForwardRows - 1>();
+    float u[kHeld][kN], squares[1] = {0.f};
 #pragma unroll
-  for (int k = 0; k < kHeld; ++k) {
-    const int64_t c = column<T>(k, l.lanes);
-    if (c >= p.group) continue;
-    float gate[kN], weight[kN];
-    unpack(gates[k], gate);
-    load_floats<kN>(p.weight + first + c, weight);
+    for (int k = 0; k < kHeld; ++k) {
+      float gate[kN];
+      ring.get(0, k, u[k]);
+      if constexpr (!kNormFirst) ring.get(1, k, gate);
 #pragma unroll
-    for (int i = 0; i < kN; ++i) {
-      u[k][i] *= rstd * weight[i];
-      if constexpr (kNormFirst) u[k][i] *= gate_of(gate[i]).value;
+      for (int i = 0; i < kN; ++i) {
+        if constexpr (!kNormFirst) u[k][i] *= gate_of(gate[i]).value;
+        squares[0] += u[k][i] * u[k][i];
+      }
     }
-    store_floats<kN>(y + c, u[k]);
+    sum(squares);
+    const float rstd = rsqrtf(squares[0] / float(p.group) + p.eps);
+    if (row < walk.count && a.rstd != nullptr && walk.lane == 0)
+      a.rstd[(walk.begin + row) * l.groups + walk.group] = rstd;
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k) {
+      float gate[kN];
+      if constexpr (kNormFirst) ring.get(1, k, gate);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) {
+        u[k][i] *= rstd * weight[k][i];
+        if constexpr (kNormFirst) u[k][i] *= gate_of(gate[i]).value;
+      }
+      if (row < walk.count && k * ring.apart < ring.has) store_floats<kN>(y + k * ring.apart, u[k]);
+    }
+    y += p.cols;
+    ring.advance();
   }
+  cp_async_wait<0>();
 }
 
 // Gradients of one number, from g = dy rstd weight; slope: mean(g n) / x, or / (x silu(z)).
@@ -95,89 +157,93 @@ __device__ __forceinline__ Gradients differentiate(float g, float x, Both gate, 
 // From the sum over the group of g x silu(z).
 __device__ __forceinline__ float slope_of(float dot, float rstd, float share) { return dot * share * (rstd * rstd); }
 
-// A block goes through a chunk of rows, for the sums of dweight. While it works on one the next is on its way to shared
-// memory, each thread's vectors to its own place.
-constexpr int kRowsHeld = 2, kBackwardTensors = 3;
+// Gates and what dy is multiplied by are kept until a row's sum is known, or computed again where registers are few.
+template <int kHeld>
+constexpr bool kKeepsGates = kHeld <= 2;
+constexpr int kBackwardThreads = 640;
+constexpr int kWideBlock = 512;
+template <int kMaxLanes>
+constexpr int kBackwardRows = kMaxLanes == kWideBlock ? 2 : 3;  // of a wide block more would not fit
+template <class T, int kHeld, int kMaxLanes>
+using BackwardRing = Ring<T, 3, kHeld, kBackwardRows<kMaxLanes>>;
+
 template <class T, int kHeld, int kMaxLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMaxLanes, 640 / kMaxLanes) backward_held(const Backward a, const Layout l) {
-  constexpr int kN = kPerVector<T>;
+__global__ void __launch_bounds__(kMaxLanes, kBackwardThreads / kMaxLanes)
+    backward_held(const Backward a, const Layout l) {
+  constexpr int kN = kPerVector<T>, kRows = kBackwardRows<kMaxLanes>;
+  constexpr bool kKeeps = kKeepsGates<kHeld>;
   __shared__ typename RowSum<1>::Memory memory;
-  extern __shared__ uint4 ring[];  // [kRowsHeld][kBackwardTensors][kHeld][kMaxLanes]
+  extern __shared__ uint4 ring_memory[];
   const Problem& p = a.of;
-  const int64_t wanted = int64_t{blockIdx.x} * (int(blockDim.x) / l.lanes) + int(threadIdx.x) / l.lanes;
-  const int64_t unit = wanted < l.units ? wanted : l.units - 1;
-  const int64_t chunk = unit / l.groups, group = unit % l.groups, first = group * p.group, begin = chunk * l.chunk;
-  const int64_t left = wanted < l.units ? p.rows - begin : 0;
-  const int count = int(left < l.chunk ? left : l.chunk);
-  const auto place = [&](int row, int tensor, int k) {
-    return ring + ((row % kRowsHeld * kBackwardTensors + tensor) * kHeld + k) * kMaxLanes + threadIdx.x;
-  };
-  const int64_t at = first + column<T>(0, l.lanes);
-  const int apart = l.lanes * kN, has = int(p.group - column<T>(0, l.lanes));  // of vector k: what is above k x apart
-  const T* next[kBackwardTensors] = {row_of<T>(p.x, begin, p.x_stride) + at, row_of<T>(p.z, begin, p.z_stride) + at,
-                                     row_of<T>(a.dy, begin, a.dy_stride) + at};
-  T *dx = row_of<T>(a.dx, begin, p.cols) + at, *dz = row_of<T>(a.dz, begin, p.cols) + at;
-  const auto send = [&](int row) {
+  const Walk<T> walk(p, l);
+  BackwardRing<T, kHeld, kMaxLanes> ring{
+      ring_memory + threadIdx.x,
+      {walk.at(p.x, p.x_stride), walk.at(p.z, p.z_stride), walk.at(a.dy, a.dy_stride)},
+      l.lanes * kN,
+      int(p.group) - walk.lane * kN};
+  T* dx = row_of<T>(a.dx, walk.begin, p.cols) + walk.first;
+  T* dz = row_of<T>(a.dz, walk.begin, p.cols) + walk.first;
+  const float* rstds = a.rstd + walk.begin * l.groups + walk.group;
 #pragma unroll
-    for (int t = 0; t < kBackwardTensors; ++t) {
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k)
-        cp_async<16>(place(row, t, k), next[t] + k * apart, row >= count || k * apart >= has);
-    }
-    cp_async_commit();
-    next[0] += p.x_stride, next[1] += p.z_stride, next[2] += a.dy_stride;
-  };
-  const auto get = [&](int row, int tensor, int k, float(&f)[kN]) {
-    load_floats<kN>(reinterpret_cast<const T*>(place(row, tensor, k)), f);
-  };
-  const float* rstds = a.rstd + begin * l.groups + group;
-  send(0);
-  float dweight[kHeld][kN] = {}, next_rstd = count > 0 ? *rstds : 0.f;
+  for (int row = 0; row < kRows - 1; ++row) ring.send(row < walk.count, p.x_stride, p.z_stride, a.dy_stride);
+  float dweight[kHeld][kN] = {};
   RowSum<1> sum(memory, l.lanes);
   const float share = 1.f / float(p.group);
+  const auto weight_of = [&](int k, float(&weight)[kN]) {
+#pragma unroll
+    for (int i = 0; i < kN; ++i) weight[i] = 0.f;
+    if (k * ring.apart < ring.has) load_floats<kN>(p.weight + walk.first + k * ring.apart, weight);
+  };
   for (int row = 0; row < int(l.chunk); ++row) {  // as often in every thread: lanes of a warp may have several groups
-    const float rstd = next_rstd;
+    const float rstd = row < walk.count ? *rstds : 0.f;  // used when the copies are there
     rstds += l.groups;
-    if (row + 1 < count) next_rstd = *rstds;
-    send(row + 1);
-    cp_async_wait<1>();
-    float s[kHeld][kN], g[kHeld][kN], dot[1] = {0.f};
+    ring.send(row + kRows - 1 < walk.count, p.x_stride, p.z_stride, a.dy_stride);
+    cp_async_wait<kRows - 1>();
+    float s[kKeeps ? kHeld : 1][kN], g[kKeeps ? kHeld : 1][kN], dot[1] = {0.f};
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      float x[kN], z[kN], dy[kN], weight[kN] = {};
-      if (k * apart < has) load_floats<kN>(p.weight + at + k * apart, weight);
-      get(row, 0, k, x), get(row, 1, k, z), get(row, 2, k, dy);
+      float x[kN], z[kN], dy[kN], weight[kN];
+      weight_of(k, weight);
+      ring.get(0, k, x), ring.get(1, k, z), ring.get(2, k, dy);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        s[k][i] = sigmoid(z[i]);
-        const float u = x[i] * (z[i] * s[k][i]), by_rstd = dy[i] * rstd;
+        const float gate = sigmoid(z[i]), u = x[i] * (z[i] * gate), by_rstd = dy[i] * rstd,
+                    by_weight = by_rstd * weight[i];
+        if constexpr (kKeeps) s[k][i] = gate, g[k][i] = by_weight;
         dweight[k][i] += by_rstd * u;
-        g[k][i] = by_rstd * weight[i];
-        dot[0] += g[k][i] * u;
+        dot[0] += by_weight * u;
       }
     }
     sum(dot);
     const float slope = slope_of(dot[0], rstd, share);
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
-      float x[kN], z[kN];
-      get(row, 0, k, x), get(row, 1, k, z);
+      float x[kN], z[kN], dy[kN], weight[kN];
+      ring.get(0, k, x), ring.get(1, k, z);
+      if constexpr (!kKeeps) ring.get(2, k, dy), weight_of(k, weight);
 #pragma unroll
       for (int i = 0; i < kN; ++i) {
-        const Gradients own = differentiate<kNormFirst>(g[k][i], x[i], gated(z[i], s[k][i], 1.f), slope);
+        float gate, by_weight;
+        if constexpr (kKeeps)
+          gate = s[k][i], by_weight = g[k][i];
+        else
+          gate = sigmoid(z[i]), by_weight = dy[i] * rstd * weight[i];
+        const Gradients own = differentiate<kNormFirst>(by_weight, x[i], gated(z[i], gate, 1.f), slope);
         x[i] = own.dx, z[i] = own.dz;
       }
-      if (row >= count || k * apart >= has) continue;
-      store_floats<kN>(dx + k * apart, x);
-      store_floats<kN>(dz + k * apart, z);
+      if (row >= walk.count || k * ring.apart >= ring.has) continue;
+      store_floats<kN>(dx + k * ring.apart, x);
+      store_floats<kN>(dz + k * ring.apart, z);
     }
     dx += p.cols, dz += p.cols;
+    ring.advance();
   }
   cp_async_wait<0>();
-  if (wanted >= l.units) return;
+  if (!walk.any) return;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k) {
-    if (k * apart < has) store_floats<kN>(a.partial + chunk * p.cols + at + k * apart, dweight[k]);
+    if (k * ring.apart < ring.has)
+      store_floats<kN>(a.partial + walk.chunk * p.cols + walk.first + k * ring.apart, dweight[k]);
   }
 }
 

@@ -25,9 +25,9 @@ __device__ __forceinline__ Parts mixed_parts(float x, float target, float beta) 
   const float larger = softmax_exp<kCoarse>(fmaxf(x, target));
   const bool more = target >= x;  // the target's is the larger one
   const float of_larger = more ? beta : 1.f - beta, of_smaller = (1.f - of_larger) * quotient;
-  const float m = of_larger + of_smaller;                            // over the larger one
-  const float rest = log_of<kCoarse>(m), far = fminf(apart, 3e38f);  // 0 times it is 0
-  const float q = more ? larger * quotient : larger;
+  const float m = of_larger + of_smaller;                                   // over the larger one
+  const float rest = log_of<kCoarse>(m), far = fminf(apart, 3e38f);         // 0 times it is 0
+  const float q = larger == 0.f ? 0.f : more ? larger * quotient : larger;  // where both are 0, their quotient is NaN
   const float slope = -(1.f - beta) * q * (rest + (more ? far : 0.f));
   return {larger == 0.f ? 0.f : -larger * (rest * m + of_smaller * far), q == 0.f ? 0.f : slope, q};
 }
