@@ -94,6 +94,7 @@ void print_result(const TrainResult& r) {
                      {"optimizer", r.estimate.optimizer},
                      {"activations", r.estimate.activations},
                      {"loss", r.estimate.head},
+                     {"libraries", r.estimate.libraries},
                      {"at_once", r.estimate.total()}}},
                    {"kernels", kernels_json(r.kernels)}};
     if (r.step_check) out["check_step"] = r.step_check->to_json();

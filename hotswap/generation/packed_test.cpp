@@ -29,8 +29,10 @@ struct Type {
   const char* name;
   uint32_t id;
   int64_t scales, numbers;  // of a block: halves, bytes
+  double range;             // of scales: with larger weights the logits are made of rounding errors
 };
-constexpr Type kQ4_0 = {"Q4_0", 2, 1, 16}, kQ4_1 = {"Q4_1", 3, 2, 16}, kQ8_0 = {"Q8_0", 8, 1, 32};
+constexpr Type kQ4_0 = {"Q4_0", 2, 1, 16, 0.05}, kQ4_1 = {"Q4_1", 3, 2, 16, 0.05},
+               kQ8_0 = {"Q8_0", 8, 1, 32, 0.05 / 16};
 
 std::string bytes_of(const Tensor& t) {
   const Tensor bytes = t.contiguous().view(at::kByte);
@@ -74,7 +76,7 @@ class PackedModel {
   void matrix(const std::string& name, int64_t rows, int64_t columns) {
     const Type& type = types_[next_++ % types_.size()];
     const int64_t blocks = columns / 32;
-    const Tensor scales = ((at::rand({rows, blocks, type.scales}) - 0.5) * 0.05).to(at::kHalf).view(at::kByte);
+    const Tensor scales = ((at::rand({rows, blocks, type.scales}) - 0.5) * type.range).to(at::kHalf).view(at::kByte);
     const Tensor numbers = at::randint(0, 256, {rows, blocks, type.numbers}, at::kByte);
     file_.tensor(name + ".weight", {static_cast<uint64_t>(columns), static_cast<uint64_t>(rows)}, type.id,
                  bytes_of(at::cat({scales, numbers}, -1)));

@@ -19,6 +19,8 @@
 namespace hotswap {
 namespace {
 
+// cuBLAS's on a GPU, of the thread of forward, of autograd's, and of a product: counted on an H200, torch 2.11.
+constexpr int64_t kWorkspaces = 3 * (int64_t{32} << 20);
 constexpr int64_t kProbed = 192;  // tokens of the longest row that is probed, and a multiple of what kernels block by
 
 // Restores the generators that layers draw of.
@@ -127,7 +129,7 @@ int64_t optimizer_bytes(const AdamW& optimizer) {
 
 int64_t MemoryEstimate::total() const {
   const int64_t forward = activations + head + (gradients_stay ? gradients : 0);
-  return weights + optimizer + std::max(forward, gradients);
+  return weights + optimizer + libraries + std::max(forward, gradients);
 }
 
 std::string MemoryEstimate::str() const {
@@ -137,7 +139,8 @@ std::string MemoryEstimate::str() const {
     return std::string(text);
   };
   return cat("weights ", gb(weights), ", gradients ", gb(gradients), ", optimizer ", gb(optimizer), ", activations ",
-             gb(activations), ", loss ", gb(head), "; at once ", gb(total()), " GB");
+             gb(activations), ", loss ", gb(head), libraries > 0 ? cat(", libraries ", gb(libraries)) : "",
+             "; at once ", gb(total()), " GB");
 }
 
 MemoryEstimate estimate_memory(CausalLM& model, const AdamW& optimizer, const StepShape& shape) {
@@ -146,6 +149,7 @@ MemoryEstimate estimate_memory(CausalLM& model, const AdamW& optimizer, const St
           .optimizer = optimizer_bytes(optimizer),
           .activations = activation_bytes(model, shape),
           .head = head_bytes(model, shape),
+          .libraries = model.device().is_cpu() ? 0 : kWorkspaces,
           .gradients_stay = shape.forwards > 1};
 }
 

@@ -5,7 +5,8 @@
 //
 // Weights, gradients and the optimizer's states are counted. What a forward keeps for its backward is measured on short
 // rows, of three lengths, and is the polynomial of degree two through them: it holds for every family, kernel and
-// adapter. In passing is what the loss holds for a moment: the logits of a chunk, or the gradient of all logits.
+// adapter. In passing is what the loss holds for a moment: the logits of a chunk, or the gradient of all logits. On a
+// GPU cuBLAS has workspaces.
 #pragma once
 
 #include <string>
@@ -21,7 +22,7 @@ struct StepShape {
 };
 
 struct MemoryEstimate {
-  int64_t weights = 0, gradients = 0, optimizer = 0, activations = 0, head = 0;  // bytes
+  int64_t weights = 0, gradients = 0, optimizer = 0, activations = 0, head = 0, libraries = 0;  // bytes
   bool gradients_stay = false;  // beside the activations: of forwards before, in the same update
   // The maximum of what is there at once. Gradients are freed after each update.
   int64_t total() const;
