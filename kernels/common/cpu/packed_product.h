@@ -26,13 +26,6 @@ HOTSWAP_INLINE void packed_input(float* to, const T* x, int64_t x_stride, int64_
 }
 
 // Outputs [begin, end) of every row.
-HOTSWAP_INLINE void packed_product(const PackedRows& a, int64_t begin, int64_t end) {
-  with_packing(a.packing, [&]<Packing kPacking>() HOTSWAP_LAMBDA {
-    if constexpr (kPacking != Packing::kNone) {
-      if (a.rows <= kStreamedRows) return packed_few<kPacking>(a, begin, end);
-      packed_many<kPacking>(a, begin, end);
-    }
-  });
-}
+void packed_product(const PackedRows& a, int64_t begin, int64_t end);  // per_isa/packed_product.cpp
 
 }  // namespace kernels::HOTSWAP_ISA

@@ -1,0 +1,16 @@
+// The product of every packing and number of rows, a large piece of code that several packages link. Compiled once per
+// ISA.
+#include "kernels/common/cpu/packed_product.h"
+
+namespace kernels::HOTSWAP_ISA {
+
+void packed_product(const PackedRows& a, int64_t begin, int64_t end) {
+  with_packing(a.packing, [&]<Packing kPacking>() HOTSWAP_LAMBDA {
+    if constexpr (kPacking != Packing::kNone) {
+      if (a.rows <= kStreamedRows) return packed_few<kPacking>(a, begin, end);
+      packed_many<kPacking>(a, begin, end);
+    }
+  });
+}
+
+}  // namespace kernels::HOTSWAP_ISA
