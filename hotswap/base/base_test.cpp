@@ -33,6 +33,19 @@ TEST(Error, SaysWhatWasWantedWhatCameAndWhatToDoNext) {
   }
 }
 
+TEST(Cat, PrintsWhatAStreamPrints) {
+  const char* pointer = "pointer";
+  const std::string text = "text";
+  const std::filesystem::path path = "a/b";
+  std::ostringstream stream;
+  stream << "literal " << pointer << text << std::string_view(text).substr(1) << 'c' << -7 << uint64_t{1} << true << 0.1
+         << 1e-7f << path;
+  EXPECT_EQ(
+      cat("literal ", pointer, text, std::string_view(text).substr(1), 'c', -7, uint64_t{1}, true, 0.1, 1e-7f, path),
+      stream.str());
+  EXPECT_EQ(cat(), "");
+}
+
 TEST(Json, NamesTheKeyThatIsMissingOrWrong) {
   const Json json = Json::parse(R"({"a": {"b": 1.5, "c": "x"}, "n": null, "e": 1e4})", "config.json");
   EXPECT_EQ(json.at<int64_t>("e"), 10000);

@@ -8,6 +8,8 @@
 #pragma once
 
 #include <concepts>
+#include <initializer_list>
+#include <ostream>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -40,13 +42,12 @@ class RequiredKind {
 class NextStep {
  public:
   template <size_t N>
-  NextStep(const char (&text)[N]) : text_(text) {  // NOLINT(google-explicit-constructor)
+  NextStep(const char (&text)[N]) : NextStep(std::string(text)) {  // NOLINT(google-explicit-constructor)
     static_assert(N > 1, "say what to do next");
   }
   template <std::same_as<const char*> Text>
   NextStep(Text text) : NextStep(std::string(text)) {}  // NOLINT(google-explicit-constructor)
-  NextStep(std::string text)                            // NOLINT(google-explicit-constructor)
-      : text_(text.empty() ? "report it: this error of hotswap lacks its next step" : std::move(text)) {}
+  NextStep(std::string text);                           // NOLINT(google-explicit-constructor)
   const std::string& str() const { return text_; }
 
  private:
@@ -62,9 +63,9 @@ struct ErrorText {
 
 class Error : public std::runtime_error {
  public:
-  explicit Error(ErrorText text)
-      : std::runtime_error("expected " + text.wanted + "; got " + text.got + "; " + text.next.str()),
-        text_(std::move(text)) {}
+  explicit Error(ErrorText text);
+  Error(const Error&) = default;
+  ~Error() override;
   ErrorKind kind() const { return text_.kind; }
   const std::string& wanted() const { return text_.wanted; }
   const std::string& got() const { return text_.got; }
@@ -74,12 +75,23 @@ class Error : public std::runtime_error {
   ErrorText text_;
 };
 
+// What cat() prints, by its operator<<. Values are of a few types, calls of as many as there are messages: so what is
+// compiled for a type prints it, and what is compiled for a call only lists its parts.
+struct CatPart {
+  template <typename T>
+  CatPart(const T& part)  // NOLINT(google-explicit-constructor)
+      : value(&part), print([](std::ostream& out, const void* value) { out << *static_cast<const T*>(value); }) {}
+  CatPart(const char* text);  // NOLINT(google-explicit-constructor)
+
+  const void* value;
+  void (*print)(std::ostream& out, const void* value);
+};
+std::string cat_parts(std::initializer_list<CatPart> parts);
+
 // cat("layer ", 3, " of ", n): everything that has operator<<, as one string.
 template <typename... Parts>
 std::string cat(const Parts&... parts) {
-  std::ostringstream out;
-  (out << ... << parts);
-  return out.str();
+  return cat_parts({CatPart(parts)...});
 }
 
 // join({"a", "b"}) == "a, b"

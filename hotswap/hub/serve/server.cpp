@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
+#include <sstream>
 
 #include "hotswap/base/log.h"
 #include "hotswap/http/connection_threads.h"
@@ -122,7 +123,9 @@ struct HubServer::Impl {
       refuse(response, {500, "", "internal error"});
     }
     if (response.status < 0) return;  // its body is still to come
-    response.set_header("X-Request-Id", cat(std::hex, run_id, "-", ++count));
+    std::ostringstream id;
+    id << std::hex << run_id << "-" << ++count;
+    response.set_header("X-Request-Id", id.str());
     if (options.on_request) options.on_request(cat(request.method, " ", shown(request.target), " ", response.status));
   }
 
