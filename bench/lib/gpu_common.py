@@ -120,7 +120,7 @@ class Timer:
 
 
 def is_floor(peer: str) -> bool:
-    """Not somebody's way to the same result: ours by another option, or only the products of it."""
+    """No peer: ours by another option, or only the products of the result."""
     return peer.startswith("ours") or "products" in peer
 
 

@@ -170,7 +170,7 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
   const kernels::Device device = kernels::device_of(x);
   const Rows in = kernels::as_rows(x, kOp, device);
   check(x.dim() >= 1 && in.cols > 0 && in.cols <= INT32_MAX, kOp, ": expected x [..., numbers], at least one; got ",
-        kernels::shape_of(x), "; there is no largest of none");
+        kernels::shape_of(x), "; there is no argmax of none");
   kernels::check_device(place, device, kOp);
   check(place.scalar_type() == kernels::ScalarType::Long && place.numel() == in.rows && place.is_contiguous(), kOp,
         ": expected place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",

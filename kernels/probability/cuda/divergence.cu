@@ -10,33 +10,22 @@ namespace {
 
 using namespace probability::gpu;
 
-// The threads of a row: a block, or, of many short rows, a warp.
-struct Lanes {
-  int count, rows_of_block;
-  __device__ __forceinline__ int lane() const { return rows_of_block == 1 ? threadIdx.x : threadIdx.x % 32; }
-  __device__ __forceinline__ int64_t first_row() const {
-    return rows_of_block == 1 ? blockIdx.x : int64_t{blockIdx.x} * rows_of_block + threadIdx.x / 32;
-  }
-  __device__ __forceinline__ int64_t rows_at_once() const { return int64_t{gridDim.x} * rows_of_block; }
-};
-constexpr Lanes kWarps{32, 8};
-
 // fn(Many<n>, col, x's and target's elements) for all columns; the loads of kTogether vectors of both rows stand before
 // the first use of one.
 template <int N, class T, class Fn>
-__device__ __forceinline__ void walk_both(int64_t cols, const Lanes& lanes, const T* x, const T* target, const Fn& fn) {
+__device__ __forceinline__ void walk_both(int64_t cols, const T* x, const T* target, const Fn& fn) {
   constexpr int kTogether = 2;
   const int64_t whole = cols / N;
-  for (int64_t first = lanes.lane(); first < whole; first += int64_t{lanes.count} * kTogether) {
+  for (int64_t first = threadIdx.x; first < whole; first += int64_t{blockDim.x} * kTogether) {
     Pack<T, N> xs[kTogether], targets[kTogether];
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const int64_t v = first + int64_t{k} * lanes.count;
+      const int64_t v = first + int64_t{k} * blockDim.x;
       if (v < whole) xs[k] = load<N>(x + v * N), targets[k] = load<N>(target + v * N);
     }
 #pragma unroll
     for (int k = 0; k < kTogether; ++k) {
-      const int64_t v = first + int64_t{k} * lanes.count;
+      const int64_t v = first + int64_t{k} * blockDim.x;
       if (v >= whole) break;
       float f[N], t[N];
       unpack(xs[k], f);
@@ -45,7 +34,7 @@ __device__ __forceinline__ void walk_both(int64_t cols, const Lanes& lanes, cons
     }
   }
   if constexpr (N > 1) {
-    const int64_t c = whole * N + lanes.lane();
+    const int64_t c = whole * N + threadIdx.x;
     if (c < cols) {
       float f[1] = {to_float(x[c])}, t[1] = {to_float(target[c])};
       fn(Many<1>{}, c, f, t);
@@ -57,17 +46,17 @@ constexpr int kDivergenceThreads = 512;
 
 template <class T, int N, Kind kKind>
 __global__ void __launch_bounds__(kDivergenceThreads, std::is_same_v<T, Half> ? 2 : 3)
-    divergence_forward(const Divergence a, const Lanes lanes) {
+    divergence_forward(const Divergence a) {
   constexpr bool kCoarse = sizeof(T) == 2;
   __shared__ RowSum<1>::Memory memory;
-  RowSum<1> sum_of(memory, lanes.count);
-  for (int64_t row = lanes.first_row(); row < a.rows; row += lanes.rows_at_once()) {
+  RowSum<1> sum_of(memory, int(blockDim.x));
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* target = static_cast<const T*>(a.target) + row * a.target_stride;
     const bool counts = a.label == nullptr || a.label[row] != a.ignore_index;
     float sum[1] = {0.f};
     if (counts || a.by_element) {
-      walk_both<N>(a.cols, lanes, x, target, [&](auto many, int64_t c, auto& f, auto& t) {
+      walk_both<N>(a.cols, x, target, [&](auto many, int64_t c, auto& f, auto& t) {
 #pragma unroll
         for (int i = 0; i < many.N; ++i) {
           const float term = counts ? parts_of<kKind, kCoarse>(f[i], t[i], a.parameter).term : 0.f;
@@ -78,14 +67,13 @@ __global__ void __launch_bounds__(kDivergenceThreads, std::is_same_v<T, Half> ? 
     }
     if (a.by_element) continue;
     sum_of(sum);
-    if (lanes.lane() == 0) a.loss[row] = sum[0];
+    if (threadIdx.x == 0) a.loss[row] = sum[0];
   }
 }
 
 template <class T, int N, Kind kKind>
 __global__ void __launch_bounds__(kDivergenceThreads, 2) divergence_backward(const Divergence a) {
   constexpr bool kCoarse = sizeof(T) == 2;
-  const Lanes lanes{int(blockDim.x), 1};
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* target = static_cast<const T*>(a.target) + row * a.target_stride;
@@ -98,7 +86,7 @@ __global__ void __launch_bounds__(kDivergenceThreads, 2) divergence_backward(con
       continue;
     }
     const float of_row = a.by_element ? 0.f : a.dloss[row];
-    walk_both<N>(a.cols, lanes, x, target, [&](auto many, int64_t c, auto& f, auto& t) {
+    walk_both<N>(a.cols, x, target, [&](auto many, int64_t c, auto& f, auto& t) {
 #pragma unroll
       for (int i = 0; i < many.N; ++i) {
         const float g = a.by_element ? a.dloss[row * a.cols + c + i] : of_row;
@@ -131,34 +119,32 @@ struct Quads {
   }
 };
 
-template <class T, bool kWhole, bool kByElement, bool kByWarps>
-__global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 && !kByWarps ? 4 : 3)
-    tvd_signs(const Divergence a) {
+template <class T, bool kWhole, bool kByElement>
+__global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 ? 4 : 3) tvd_signs(const Divergence a) {
   using Some = Quads<T, kWhole>;
   constexpr int N = Some::N, kTogether = sizeof(T) == 2 ? 1 : 2;
-  const Lanes lanes = kByWarps ? kWarps : Lanes{int(blockDim.x), 1};
   __shared__ RowSum<1>::Memory memory;
-  RowSum<1> sum_of(memory, lanes.count);
+  RowSum<1> sum_of(memory, int(blockDim.x));
   const int64_t vectors = (a.cols + N - 1) / N, bytes = (a.cols + 3) / 4;
   grid_dependency_wait();
   launch_dependents();
-  for (int64_t row = lanes.first_row(); row < a.rows; row += lanes.rows_at_once()) {
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
     const T* target = static_cast<const T*>(a.target) + row * a.target_stride;
     uint8_t* signs = a.signs + row * bytes;
     const bool counts = a.label == nullptr || a.label[row] != a.ignore_index;
     float sum[1] = {0.f};
-    for (int64_t first = lanes.lane(); first < vectors; first += int64_t{lanes.count} * kTogether) {
+    for (int64_t first = threadIdx.x; first < vectors; first += int64_t{blockDim.x} * kTogether) {
       float f[kTogether][N] = {}, t[kTogether][N] = {};
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        const int64_t v = first + int64_t{k} * lanes.count;
+        const int64_t v = first + int64_t{k} * blockDim.x;
         if (v < vectors && counts)
           Some::load_elements(x, v, a.cols, f[k]), Some::load_elements(target, v, a.cols, t[k]);
       }
 #pragma unroll
       for (int k = 0; k < kTogether; ++k) {
-        const int64_t v = first + int64_t{k} * lanes.count;
+        const int64_t v = first + int64_t{k} * blockDim.x;
         if (v >= vectors) break;
         uint32_t bits = 0;
 #pragma unroll
@@ -173,7 +159,7 @@ __global__ void __launch_bounds__(kDivergenceThreads, sizeof(T) == 2 && !kByWarp
     }
     if (kByElement) continue;
     sum_of(sum);
-    if (lanes.lane() == 0) a.loss[row] = sum[0];
+    if (threadIdx.x == 0) a.loss[row] = sum[0];
   }
 }
 
@@ -295,31 +281,23 @@ void with_kind(Kind kind, const Fn& fn) {
 
 template <class T, int N>
 void launch_divergence(const Divergence& a, Stream stream) {
-  // Of many short rows each has a warp, which needs no barrier.
-  constexpr int64_t kShort = 2048, kMany = 2048;
-  const bool by_warps = a.cols <= kShort && a.rows >= kMany && !a.by_element;
-  const int of_block = std::min(kDivergenceThreads, threads_for(a.cols, 2 * N));
-  const Lanes lanes = by_warps ? kWarps : Lanes{of_block, 1};
-  const int threads = lanes.count * lanes.rows_of_block;
-  const int64_t blocks = blocks_for(divide_up(a.rows, lanes.rows_of_block));
+  const int threads = std::min(kDivergenceThreads, threads_for(a.cols, 2 * N));
   if (a.signs != nullptr) {
     const auto run = [&]<bool kByElement>() {
       constexpr bool kWhole = N > 1;
-      const auto signs = by_warps ? &tvd_signs<T, kWhole, false, true> : &tvd_signs<T, kWhole, kByElement, false>;
-      if (a.dx == nullptr) return launch_after(signs, blocks, threads, stream, a);
+      if (a.dx == nullptr)
+        return launch_after(&tvd_signs<T, kWhole, kByElement>, blocks_for(a.rows), threads, stream, a);
       constexpr int64_t kOfThread = Quads<T, kWhole>::N * kSignVectors;
       const int some = std::min(kDivergenceThreads, threads_for(a.cols, kOfThread));
-      const int64_t of_row = std::max<int64_t>(1, divide_up(a.cols, kOfThread * some));
-      launch_after(&tvd_of_signs<T, kWhole, kByElement>, blocks_for(a.rows * of_row), some, stream, a, of_row,
-                   Divider(of_row));
+      const int64_t blocks = std::max<int64_t>(1, divide_up(a.cols, kOfThread * some));
+      launch_after(&tvd_of_signs<T, kWhole, kByElement>, blocks_for(a.rows * blocks), some, stream, a, blocks,
+                   Divider(blocks));
     };
     return a.by_element ? run.template operator()<true>() : run.template operator()<false>();
   }
   with_kind(a.kind, [&]<Kind kKind>() {
-    if (a.dx == nullptr)
-      launch(&divergence_forward<T, N, kKind>, blocks, threads, stream, a, lanes);
-    else
-      launch(&divergence_backward<T, N, kKind>, blocks_for(a.rows), of_block, stream, a);
+    const auto kernel = a.dx == nullptr ? &divergence_forward<T, N, kKind> : &divergence_backward<T, N, kKind>;
+    launch(kernel, blocks_for(a.rows), threads, stream, a);
   });
 }
 constexpr int64_t kMaxHeld = 1024;  // vectors of a row that a block's registers hold; longer ones are streamed
