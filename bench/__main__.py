@@ -16,7 +16,7 @@ PROGRAMS = {  # name -> file, whose first line is what it measures
     **{name: f"bench/{name}.py" for name in (
         "speed", "python_calls", "cpu_operators", "loss_memory", "mamba_ops", "tokenizer_speed",  # on a CPU
         "embeddings",
-        "cpu_decode", "guessed_tokens", "training_curve", "peer_transformers", "serve_peers", "serve_company", "gguf_folder",
+        "cpu_decode", "cpu_experts", "guessed_tokens", "training_curve", "peer_transformers", "serve_peers", "serve_company", "gguf_folder",
         "hub_speed", "hub_load",  # over loopback
         "peers", "peers_table", "gpu_model", "gpu_both_hosts", "gpu_generate", "gpu_llama", "gpu_serve_llama", "fsdp",  # on a GPU
         "mamba_model", "moe_model", "moe_generate", "gpu_plot",

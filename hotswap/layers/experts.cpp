@@ -1,5 +1,6 @@
 #include "hotswap/layers/experts.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -18,7 +19,13 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+#include <functional>
+#include <set>
+
 #include "hotswap/base/error.h"
+#include "hotswap/layers/adapter.h"
+#include "hotswap/layers/linear.h"
 
 namespace hotswap {
 namespace {
@@ -88,30 +95,68 @@ std::vector<Tensor> of_each(const Tensor& weights, int64_t experts) {
   return weights.defined() ? weights.unbind() : std::vector<Tensor>(experts);
 }
 
-}  // namespace
+// What one expert gives for its rows.
+using OneExpert = std::function<Tensor(const Tensor& rows, int64_t expert)>;
 
-Tensor stock::experts(const Tensor& x, const Routing& routing, const ExpertWeights& w, const ExpertsOptions& o) {
-  const int64_t tokens = x.size(0), k = routing.index.size(1), experts = w.up.size(0);
+Tensor by_expert(const Tensor& x, const Routing& routing, int64_t experts, bool scale_input, const OneExpert& expert) {
+  const int64_t tokens = x.size(0), k = routing.index.size(1);
   const auto [ids, order] = at::sort(routing.index.reshape({-1}), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   const Tensor begins = at::searchsorted(ids, at::arange(experts + 1, ids.options())).to(at::kCPU);
   const int64_t* begin = begins.const_data_ptr<int64_t>();                    // of each expert's rows, and their end
   const Tensor slots = order.narrow(0, begin[0], begin[experts] - begin[0]);  // [rows] into [tokens * k]
   const Tensor weights = routing.weights.reshape({-1, 1}).index_select(0, slots);
   Tensor rows = x.index_select(0, at::div(slots, k, "floor"));
-  if (o.scale_input) rows = at::mul(rows, weights).to(x.scalar_type());
-  const auto up = of_each(w.up, experts), up_bias = of_each(w.up_bias, experts);
-  const auto down = of_each(w.down, experts), down_bias = of_each(w.down_bias, experts);
+  if (scale_input) rows = at::mul(rows, weights).to(x.scalar_type());
   std::vector<Tensor> parts;
   for (int64_t e = 0; e < experts; ++e) {
     if (begin[e] == begin[e + 1]) continue;
-    const Tensor own = rows.narrow(0, begin[e] - begin[0], begin[e + 1] - begin[e]);
-    const Tensor h = project(own, up[e], up_bias[e], o.transposed);
-    parts.push_back(project(activate(h, o), down[e], down_bias[e], o.transposed));
+    parts.push_back(expert(rows.narrow(0, begin[e] - begin[0], begin[e + 1] - begin[e]), e));
   }
   Tensor y = parts.empty() ? rows : at::cat(parts);  // [rows, dim]
-  if (!o.scale_input) y = at::mul(y, weights);
+  if (!scale_input) y = at::mul(y, weights);
   const Tensor all = at::index_copy(at::zeros({tokens * k, x.size(1)}, y.options()), 0, slots, y);
   return all.view({tokens, k, x.size(1)}).sum(1).to(x.scalar_type());
+}
+
+// The product with a packed weight, some rows of it at a time: all of a large expert in float32 would be more memory
+// than a layer's packed experts.
+Tensor packed_product(const Tensor& x, const Weight& weight, const Tensor& bias) {
+  constexpr int64_t kAtOnce = int64_t{4} << 20;
+  const std::optional<Tensor> with = bias.defined() ? std::optional(bias) : std::nullopt;
+  if (at::GradMode::is_enabled() && x.requires_grad()) return frozen_product(x, {weight, with, nullptr, false}).first;
+  const int64_t rows = weight.rows(), some = std::max<int64_t>(1, kAtOnce / weight.columns());
+  std::vector<Tensor> parts;
+  for (int64_t first = 0; first < rows; first += some) {
+    const int64_t count = std::min(some, rows - first);
+    const Weight part = *weight.with_rows([&](const Tensor& t) { return t.narrow(0, first, count); });
+    parts.push_back(
+        stock::packed_linear(x, part, bias.defined() ? std::optional(bias.narrow(0, first, count)) : std::nullopt));
+  }
+  return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
+}
+
+}  // namespace
+
+Tensor stock::experts(const Tensor& x, const Routing& routing, const ExpertWeights& w, const ExpertsOptions& o) {
+  const int64_t experts = w.up.size(0);
+  const auto up = of_each(w.up, experts), up_bias = of_each(w.up_bias, experts);
+  const auto down = of_each(w.down, experts), down_bias = of_each(w.down_bias, experts);
+  return by_expert(x, routing, experts, o.scale_input, [&](const Tensor& rows, int64_t e) {
+    const Tensor h = project(rows, up[e], up_bias[e], o.transposed);
+    return project(activate(h, o), down[e], down_bias[e], o.transposed);
+  });
+}
+
+Tensor stock::packed_experts(const Tensor& x, const Routing& routing, const PackedExpertWeights& w,
+                             const ExpertsOptions& o) {
+  const auto multiply = [&](const Tensor& rows, const Weight& weight, const Tensor& bias, int64_t e) {
+    const Weight one = weight.of_expert(e);
+    const Tensor own_bias = bias.defined() ? bias.select(0, e) : Tensor();
+    return one.encoded() ? packed_product(rows, one, own_bias) : project(rows, one.data, own_bias, o.transposed);
+  };
+  return by_expert(x, routing, w.up.shape().at(0), o.scale_input, [&](const Tensor& rows, int64_t e) {
+    return multiply(activate(multiply(rows, w.up, w.up_bias, e), o), w.down, w.down_bias, e);
+  });
 }
 
 std::string gated_by(const std::string& hidden_act, const std::string& where) {
@@ -138,10 +183,27 @@ Experts::Experts(const ExpertsShape& s, ExpertsOptions options, std::string laye
   if (s.bias) own(up + "_bias", weights_.up_bias, {s.experts, n}, Init::constant(0));
   own("down_proj", weights_.down, shape(s.dim, s.hidden));
   if (s.bias) own("down_proj_bias", weights_.down_bias, {s.experts, s.dim}, Init::constant(0));
+  packed_.set_stock_needs_host_sync();
+  packed_.set_in_use(false);
 }
 
 Tensor Experts::forward(const Tensor& x, const Routing& routing) const {
-  return forward_(x, routing, weights_, options_);
+  const auto& w = weights_;
+  if (!packed()) return forward_(x, routing, {w.up.data, w.up_bias, w.down.data, w.down_bias}, options_);
+  const bool learns = at::GradMode::is_enabled() && (x.requires_grad() || routing.weights.requires_grad());
+  return learns ? stock::packed_experts(x, routing, w, options_) : packed_(x, routing, w, options_);
+}
+
+void Experts::on_tensors_changed() {
+  forward_.set_in_use(!packed());
+  packed_.set_in_use(packed());
+  std::set<std::string> formats;
+  for (const Weight* weight : {&weights_.up, &weights_.down}) formats.insert(name_of(weight->format));
+  packed_.set_needs({.weights = {formats.begin(), formats.end()}});
+}
+
+void Experts::dequantise(at::ScalarType dtype) {
+  for (Weight* weight : {&weights_.up, &weights_.down}) make_plain(*weight, dtype);
 }
 
 }  // namespace hotswap

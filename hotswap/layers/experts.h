@@ -8,6 +8,7 @@
 #include <string>
 
 #include "hotswap/layers/slot.h"
+#include "hotswap/layers/weight.h"
 
 namespace hotswap {
 
@@ -41,9 +42,24 @@ struct ExpertsOptions {
 using ExpertsForward = Tensor(const Tensor& x, const Routing& routing, const ExpertWeights& weights,
                               const ExpertsOptions& options);
 
+// The same of weights of which one or both are encoded, their rows always [n, dim] and [dim, hidden]. A plain one is as
+// ExpertWeights has it.
+struct PackedExpertWeights {
+  Weight up;
+  Tensor up_bias = {};
+  Weight down;
+  Tensor down_bias = {};
+};
+
+// packed_moe/1: elements of the weights are not rounded to x's type; of each expert up(x), its activation and what it
+// gives are rounded once.
+using PackedExpertsForward = Tensor(const Tensor& x, const Routing& routing, const PackedExpertWeights& weights,
+                                    const ExpertsOptions& options);
+
 namespace stock {
 // One product for each expert that has tokens; it reads on the host how many each has.
 ExpertsForward experts;
+PackedExpertsForward packed_experts;  // dequantises the weights of one expert that has tokens, part by part
 }  // namespace stock
 
 // The activation of experts whose gate goes through this one ("silu": swiglu). Error naming the known ones when there
@@ -60,11 +76,18 @@ class Experts : public Module {
   // `layer`: the name in a kernel mapping.
   Experts(const ExpertsShape& shape, ExpertsOptions options, std::string layer = "Experts");
   Tensor forward(const Tensor& x, const Routing& routing) const;  // [tokens, dim] -> [tokens, dim]
+  bool packed() const { return weights_.up.encoded() || weights_.down.encoded(); }
+  const std::string& layer() const { return forward_.layer(); }  // of plain weights
+  void dequantise(at::ScalarType dtype);                         // encoded weights become plain ones that may learn
+
+ protected:
+  void on_tensors_changed() override;  // the slot of the weights' formats
 
  private:
   ExpertsOptions options_;
-  ExpertWeights weights_;
+  PackedExpertWeights weights_;
   Slot<ExpertsForward> forward_;
+  Slot<PackedExpertsForward> packed_{this, "PackedExperts", "packed_moe/1", stock::packed_experts};
 };
 
 }  // namespace hotswap

@@ -8,6 +8,7 @@
 #include <ATen/ops/bitwise_right_shift.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 #include <c10/util/Half.h>
 
 #include <algorithm>
@@ -348,6 +349,16 @@ Tensor q6_k_by_ops(const Tensor& blocks) {
   return ((b.half(208) * b.signed_bytes(192, 16)).unsqueeze(-1) * codes).flatten(-2);
 }
 
+Tensor mxfp4_by_ops(const Tensor& bytes) {
+  const Blocks b{bytes};
+  const Tensor codes = nibbles(b, 1).to(at::kInt), magnitude = at::bitwise_and(codes, 7);
+  const Tensor exponent = at::bitwise_right_shift(magnitude, 1), one = at::bitwise_and(magnitude, 1);
+  const Tensor size = at::where(exponent == 0, magnitude, at::bitwise_left_shift(one + 2, exponent - 1));
+  const Tensor byte = b.part(0, 1).to(at::kInt);  // half of 2^(byte - 127), by its bits: the two smallest are denormal
+  const Tensor bits = at::where(byte < 2, at::bitwise_left_shift(byte + 1, 21), at::bitwise_left_shift(byte - 1, 23));
+  return bits.view(at::kFloat) * at::where(codes >= 8, -size, size).to(at::kFloat);
+}
+
 // Every type that a file may hold: those of gguf 0.19.0 and of llama.cpp (2026), and of files from before 2025 the
 // rearranged Q4_0 and IQ4_NL. The size is known also where the values are not, so that a file's layout can be checked.
 // Q8_1 and Q8_K are made of activations and in no file.
@@ -389,7 +400,7 @@ constexpr GgufType kTypes[] = {
     {36, "IQ4_NL_4_4", 32, 18},
     {37, "IQ4_NL_4_8", 32, 18},
     {38, "IQ4_NL_8_8", 32, 18},
-    {39, "MXFP4", 32, 17, mxfp4},
+    {39, "MXFP4", 32, 17, mxfp4, mxfp4_by_ops},
     {40, "NVFP4", 64, 36, nvfp4},
     {41, "Q1_0", 128, 18},
     {42, "Q2_0", 64, 18},

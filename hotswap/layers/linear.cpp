@@ -32,13 +32,6 @@ Tensor stock::packed_linear(const Tensor& x, const Weight& weight, const std::op
   return at::linear(x.to(wide), weight.dequantised(wide), wide_bias).to(x.scalar_type());
 }
 
-// Plain from now on, and trained; nothing where it is plain already.
-static void make_plain(Weight& weight, at::ScalarType dtype) {
-  if (!weight.encoded()) return;
-  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
-  weight.data.set_requires_grad(true);
-}
-
 Linear::Linear(int64_t in, int64_t out, bool with_bias, Init weight_init, Init bias_init) : weight(own_weight_) {
   own("weight", weight, {out, in}, std::move(weight_init));
   if (with_bias) own("bias", bias, {out}, std::move(bias_init));

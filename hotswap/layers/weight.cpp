@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_and.h>
 #include <ATen/ops/bitwise_right_shift.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
@@ -22,7 +23,7 @@ struct Row {
   const char* ggml;  // the block type, where it is one
 };
 constexpr WeightFormat kToldByRowBytes[] = {WeightFormat::kQ8_0, WeightFormat::kQ4_0, WeightFormat::kQ4_1};
-constexpr std::array<Row, 16> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
+constexpr std::array<Row, 17> kFormats = {{{WeightFormat::kPlain, "plain", nullptr},
                                            {WeightFormat::kQ8_0, "q8_0", "Q8_0"},
                                            {WeightFormat::kQ4_0, "q4_0", "Q4_0"},
                                            {WeightFormat::kQ4_1, "q4_1", "Q4_1"},
@@ -37,11 +38,20 @@ constexpr std::array<Row, 16> kFormats = {{{WeightFormat::kPlain, "plain", nullp
                                            {WeightFormat::kInt4G32, "int4_g32", nullptr},
                                            {WeightFormat::kInt4G64, "int4_g64", nullptr},
                                            {WeightFormat::kInt4G128, "int4_g128", nullptr},
-                                           {WeightFormat::kE4m3G128, "e4m3_g128", nullptr}}};
+                                           {WeightFormat::kE4m3G128, "e4m3_g128", nullptr},
+                                           {WeightFormat::kMxfp4, "mxfp4", "MXFP4"}}};
 
 const Row& row_of(WeightFormat format) { return kFormats.at(static_cast<size_t>(format)); }
 
 const GgufType& blocks_of(WeightFormat format) { return *find_gguf_type(std::string(row_of(format).ggml)); }
+
+// Weights and bytes of a block; of a format without blocks 0.
+std::pair<int64_t, int64_t> block_of(WeightFormat format) {
+  if (const auto layout = block_layout_of(format))
+    return {layout->columns, BlockLayout::kScaleBytes + layout->code_bytes()};
+  if (row_of(format).ggml == nullptr) return {0, 0};
+  return {blocks_of(format).block, static_cast<int64_t>(blocks_of(format).block_size)};
+}
 
 Tensor nibbles_of(const Tensor& bytes) {  // [out, in / 2] -> [out, in], the low one first
   const Tensor low = at::bitwise_and(bytes, 15), high = at::bitwise_right_shift(bytes, 4);
@@ -101,8 +111,28 @@ std::optional<BlockLayout> block_layout_of(WeightFormat format) {
   }
 }
 
+std::vector<int64_t> Weight::shape() const {
+  if (!encoded()) return data.sizes().vec();
+  std::vector<int64_t> shape = logical_shape;
+  if (transposed) std::swap(shape.at(1), shape.at(2));
+  return shape;
+}
+
+Weight Weight::of_expert(int64_t expert) const {
+  if (!encoded()) return {.data = data.select(0, expert)};
+  return {.format = format, .data = data.select(0, expert), .logical_shape = {rows(), columns()}};
+}
+
 Tensor Weight::dequantised(at::ScalarType dtype) const {
   if (!encoded()) return data.to(dtype);
+  if (of_experts()) {
+    Tensor all = at::empty(shape(), data.options().dtype(dtype));
+    for (int64_t e = 0; e < all.size(0); ++e) {
+      const Tensor one = of_expert(e).dequantised(dtype);
+      all.select(0, e).copy_(transposed ? one.t() : one);
+    }
+    return all;
+  }
   if (row_of(format).ggml != nullptr) return hotswap::dequantised(data, blocks_of(format), columns(), dtype);
   if (const auto layout = block_layout_of(format)) return dequantised_blocks(data, *layout, dtype);
   const at::ScalarType wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -129,6 +159,25 @@ void Weight::each_tensor(const std::function<void(Tensor&)>& visit) {
   for (Tensor* tensor : {&data, &scales, &zeros, &global_scale, &table, &order}) {
     if (tensor->defined()) visit(*tensor);
   }
+}
+
+Weight experts_weight_of(const Tensor& data, WeightFormat format) {
+  if (format == WeightFormat::kPlain) return {.data = data};
+  const auto [columns, bytes] = block_of(format);
+  if (bytes == 0 || data.dim() != 3 || data.scalar_type() != at::kByte || data.size(2) % bytes != 0) {
+    throw Error({.kind = ErrorKind::kCorrupt,
+                 .wanted = cat("experts' weights as ", name_of(format), ", uint8 [experts, rows, whole blocks]"),
+                 .got = cat(data.scalar_type(), " [", join(data.sizes()), "]"),
+                 .next = "check the format and the width of the weights"});
+  }
+  return {
+      .format = format, .data = data, .logical_shape = {data.size(0), data.size(1), data.size(2) / bytes * columns}};
+}
+
+void make_plain(Weight& weight, at::ScalarType dtype) {
+  if (!weight.encoded()) return;
+  weight = {.data = weight.dequantised(dtype), .shard = weight.shard};
+  weight.data.set_requires_grad(true);
 }
 
 std::optional<WeightFormat> weight_format_of_ggml(const std::string& type) {

@@ -39,6 +39,7 @@ enum class WeightFormat {
   kInt4G64,
   kInt4G128,
   kE4m3G128,
+  kMxfp4,  // as kQ8_0
 };
 const char* name_of(WeightFormat format);  // as in layers.json: "plain", "q8_0", "int4", ...
 std::optional<WeightFormat> weight_format_of(const std::string& name);
@@ -65,21 +66,33 @@ struct Weight {
   int64_t group_rows = 1;    // rows that share a scale
   std::vector<int64_t> logical_shape = {};  // [out, in]; of a plain weight empty: data has it
   std::optional<Shard> shard = std::nullopt;
+  // Of the matrices of several experts each tensor and logical_shape have one more dimension, the first: only ggml's
+  // blocks and ours. `transposed`: what is dequantised is [experts, in, out].
+  bool transposed = false;
 
   bool defined() const { return data.defined(); }
   bool encoded() const { return format != WeightFormat::kPlain; }
   // What every op that takes a tensor as a weight may read: floating point, and all of it.
   bool plain() const { return !encoded() && !shard; }
-  int64_t rows() const { return encoded() ? logical_shape.at(0) : data.size(0); }
-  int64_t columns() const { return encoded() ? logical_shape.at(1) : data.size(1); }
+  bool of_experts() const { return (encoded() ? int64_t(logical_shape.size()) : data.dim()) == 3; }
+  std::vector<int64_t> shape() const;  // of what is dequantised
+  int64_t rows() const { return encoded() ? logical_shape.at(logical_shape.size() - 2) : data.size(-2); }
+  int64_t columns() const { return encoded() ? logical_shape.back() : data.size(-1); }
+  Weight of_expert(int64_t expert) const;  // its matrix, in the same memory
 
-  // [out, in] in that dtype: each element computed in float32, in float64 for float64, and rounded once.
+  // shape() in that dtype: each element computed in float32, in float64 for float64, and rounded once.
   Tensor dequantised(at::ScalarType dtype) const;
   // The rows that `move` takes from each tensor that has one row a row: reordered, narrowed, selected. nullopt where
   // several rows share a scale.
   std::optional<Weight> with_rows(const std::function<Tensor(const Tensor&)>& move) const;
   void each_tensor(const std::function<void(Tensor&)>& visit);  // those that are defined
 };
+
+// The matrices of experts in blocks, [experts, out, bytes of a row], of whose format is known how many weights those
+// are; plain: [experts, out, in]. Error where these are no whole blocks.
+Weight experts_weight_of(const Tensor& data, WeightFormat format);
+
+void make_plain(Weight& weight, at::ScalarType dtype);  // from now on, and trained; nothing where it is plain already
 
 // ggml's blocks as a bare tensor, of which the bytes of a row say the format: Q8_0, Q4_0 or Q4_1; floating point is
 // plain. For ops whose arguments are tensors. Error where none of the three has such rows.

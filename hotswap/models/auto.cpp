@@ -8,6 +8,7 @@
 #include "hotswap/base/error.h"
 #include "hotswap/base/log.h"
 #include "hotswap/kernelize/package/device.h"
+#include "hotswap/layers/experts.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/attn_implementation.h"
 #include "hotswap/models/family.h"
@@ -59,14 +60,17 @@ bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::D
 
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
 void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options, KernelOptions kernels) {
-  if (options.keep_formats || options.quantization_config.load_in_4bit || names(options, "PackedLinear") ||
-      !model.has_encoded_weights())
-    return;
+  if (options.keep_formats || options.quantization_config.load_in_4bit || !model.has_encoded_weights()) return;
   kernels.strict = false;
   std::set<std::string> without;
   for (const KernelRow& row : plan_kernels(model, Mode::INFERENCE, kernels).rows) {
-    if (row.layer == "PackedLinear" && !row.package) without.insert(row.name);
+    const bool packed = row.layer == "PackedLinear" || row.layer == "PackedExperts";
+    if (packed && !row.package && !names(options, row.layer)) without.insert(row.name);
   }
+  model.each_module([&](const std::string& name, Module& module) {  // as of Linear: a layer that the mapping names has it
+    const auto* experts = dynamic_cast<const Experts*>(&module);
+    if (experts != nullptr && experts->packed() && names(options, experts->layer())) without.insert(name);
+  });
   model.unpack_before_kernels(without);
 }
 
@@ -217,7 +221,7 @@ std::shared_ptr<CausalLM> AutoModelForCausalLM::from_pretrained(const std::files
     model->set_attn_implementation(attention_of(*model, options));
   }
   model->requires_grad(true);
-  load.keep_formats = keeps_formats(options, is_gguf || is_quantised(config), load.device);
+  load.keep_formats = keeps_formats(options, is_gguf || may_stay_packed(config), load.device);
   if (options.quantization_config.load_in_4bit) {
     check_four_bits(options, config, is_gguf);
     checkpoint = in_four_bits(std::move(checkpoint), projections_of(*model), *load.dtype);

@@ -13,6 +13,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
+#include "hotswap/layers/experts.h"
 #include "hotswap/layers/mlp.h"
 #include "hotswap/layers/router.h"
 #include "hotswap/layers/self_attention.h"
@@ -80,6 +81,7 @@ void CausalLM::unpack() {
   const at::ScalarType dtype = this->dtype();
   each_module([&](const std::string&, Module& part) {
     if (auto* linear = dynamic_cast<Linear*>(&part)) linear->dequantise(dtype);
+    if (auto* experts = dynamic_cast<Experts*>(&part)) experts->dequantise(dtype);
   });
   parts_->trunk.embed_tokens.dequantise(dtype);
   tensors_changed();
@@ -90,8 +92,9 @@ void CausalLM::unpack_before_kernels(const std::set<std::string>& modules) {
   if (modules.empty()) return;
   const at::ScalarType dtype = this->dtype();
   each_module([&](const std::string& name, Module& part) {
-    auto* linear = dynamic_cast<Linear*>(&part);
-    if (linear != nullptr && modules.contains(name)) linear->dequantise(dtype);
+    if (!modules.contains(name)) return;
+    if (auto* linear = dynamic_cast<Linear*>(&part)) linear->dequantise(dtype);
+    if (auto* experts = dynamic_cast<Experts*>(&part)) experts->dequantise(dtype);
   });
   tensors_changed();
 }

@@ -36,7 +36,9 @@ struct Family {
   // Of modules, where transformers' own are called otherwise: rows of the kernel report have those names.
   TensorRules (*module_names)(const ModelConfig& config) = same_names;
 
-  const char* gguf_architecture = nullptr;  // general.architecture; null: llama.cpp has none of its own for it
+  // general.architecture; null: llama.cpp has none of its own for it. Two families may share one, of which that with
+  // experts reads expert_count.
+  const char* gguf_architecture = nullptr;
   TensorRules (*gguf_rules)(const ModelConfig& config) = gguf_decoder_names;
   bool gguf_head_dim_is_rotary = false;  // these three: see GgufArchitecture
   std::vector<std::string> gguf_reads = {};

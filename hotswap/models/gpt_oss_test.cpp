@@ -6,6 +6,8 @@
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "hotswap/models/auto.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
@@ -66,6 +68,46 @@ with torch.no_grad():
   EXPECT_FALSE(Json::read(saved / "config.json").has("quantization_config"));
   const auto plain = AutoModelForCausalLM::from_pretrained(saved.path());
   EXPECT_TRUE(at::equal((*plain)({.input_ids = ids}).logits, got));
+}
+
+TEST(GptOss, ExpertsStayPackedWhereKernelsRun) {
+  const TempFolder folder, saved;
+  write_mxfp4(folder);
+  const auto load = [&](bool kernels, std::optional<bool> keep) {
+    return AutoModelForCausalLM::from_pretrained(folder.path(),
+                                                 {.use_kernels = kernels, .dtype = "float32", .keep_formats = keep});
+  };
+  const auto plain = load(false, std::nullopt), stock = load(false, true), packed = load(true, std::nullopt);
+  EXPECT_FALSE(plain->has_encoded_weights());
+  const at::NoGradGuard no_grad;
+  const Tensor ids = at::arange(3, 23, at::kLong).view({1, 20}), expected = (*plain)({.input_ids = ids}).logits;
+  for (const auto& model : {stock, packed}) {
+    EXPECT_TRUE(model->has_encoded_weights());
+    const Tensor got = (*model)({.input_ids = ids}).logits;  // the same weights; sums have another order
+    EXPECT_LE((got - expected).abs().max().item<double>(), 3e-5 * expected.abs().max().item<double>());
+    EXPECT_TRUE(at::equal(model->generate(ids, {.max_new_tokens = 20}), plain->generate(ids, {.max_new_tokens = 20})));
+  }
+  const auto& rows = packed->kernel_report().rows;
+  EXPECT_EQ(std::count_if(rows.begin(), rows.end(),
+                          [](const KernelRow& row) { return row.layer == "PackedExperts" && row.package.has_value(); }),
+            2);
+  packed->save_pretrained(saved.path());
+  const auto again = AutoModelForCausalLM::from_pretrained(saved.path(), {.dtype = "float32"});
+  EXPECT_TRUE(at::equal((*again)({.input_ids = ids}).logits, expected));
+}
+
+TEST(GptOss, ACheckpointWithoutScalesIsRefusedByName) {
+  const TempFolder folder;
+  write_mxfp4(folder);
+  TensorMap tensors;
+  const auto stored = open_checkpoint(folder.path());
+  for (const std::string& name : stored->names()) {
+    if (name != "model.layers.1.mlp.experts.down_proj_scales") tensors.emplace_back(name, stored->tensor(name).clone());
+  }
+  save_pretrained_weights(folder.path(), tensors);
+  const std::string error =
+      test_support::message_of([&] { AutoModelForCausalLM::from_pretrained(folder.path(), {.use_kernels = true}); });
+  test_support::expect_has(error, {"down_proj_scales", "model.layers.1.mlp.experts.down_proj", "none"});
 }
 
 }  // namespace

@@ -129,6 +129,7 @@ KernelConfig liger_kernel_config(CausalLM& model, const LigerKernelConfig& optio
   });
   off.erase("attention");     // attn_implementation chooses it
   off.erase("PackedLinear");  // how a weight is stored, no swap of a layer
+  off.erase("PackedExperts");
   KernelConfig config;
   for (const std::string& layer : off) config.kernel_mapping.emplace_back(layer, "");
   return config;

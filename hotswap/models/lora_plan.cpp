@@ -276,8 +276,7 @@ class LoraPlan {
       }
       Weight* weight = weights.contains(found->second) ? weights.at(found->second) : nullptr;
       const Tensor& old = *found->second;
-      const std::vector<int64_t> shape =
-          weight != nullptr ? std::vector<int64_t>{weight->rows(), weight->columns()} : old.sizes().vec();
+      const std::vector<int64_t> shape = weight != nullptr ? weight->shape() : old.sizes().vec();
       if (read->shape(name) != shape) {
         mismatched_.push_back(
             cat(kPeftPrefix, name, " (model: [", join(shape), "], file: [", join(read->shape(name)), "])"));

@@ -16,6 +16,8 @@ namespace kernels {
 //   kQ4_K  float16 d, float16 n, 12 bytes of s and m, 128 bytes of q             w = d s q - n m
 //   kQ5_K  the same with 32 bytes of fifth bits before the 128                   w = d s q - n m
 //   kQ6_K  128 bytes of low halves, 64 of two high bits, 16 x int8 s, float16 d  w = d s (q - 32)
+// and with a scale that is only a power of two
+//   kMxfp4 a byte e, 16 bytes as in kQ4_0 of e2m1 q (0, .5, 1, 1.5, 2, 3, 4, 6)  w = 2^(e - 127) q
 // Ours, of the formats that safetensors files have (GPTQ, AWQ, compressed-tensors, FP8), of 32, 64 or 128 weights that
 // have one scale, a float32 at the beginning of the block:
 //   kInt4G32, ..G64, ..G128  the scale's low byte is the zero z and counts as 0 in the scale, then for each 32 weights
@@ -33,7 +35,8 @@ enum class Packing : uint8_t {
   kInt4G32,
   kInt4G64,
   kInt4G128,
-  kE4m3G128
+  kE4m3G128,
+  kMxfp4
 };
 
 struct PackingRow {
@@ -48,9 +51,10 @@ constexpr PackingRow kPackings[] = {
     {Packing::kQ5_K, "q5_k", 256, 176},         {Packing::kQ6_K, "q6_k", 256, 210},
     {Packing::kInt4G32, "int4_g32", 32, 20},    {Packing::kInt4G64, "int4_g64", 64, 36},
     {Packing::kInt4G128, "int4_g128", 128, 68}, {Packing::kE4m3G128, "e4m3_g128", 128, 132},
+    {Packing::kMxfp4, "mxfp4", 32, 17},
 };
 constexpr const char* kPackingNames =
-    "q8_0, q4_0, q4_1, q5_0, q4_k, q5_k, q6_k, int4_g32, int4_g64, int4_g128 or e4m3_g128";
+    "q8_0, q4_0, q4_1, q5_0, q4_k, q5_k, q6_k, int4_g32, int4_g64, int4_g128, e4m3_g128 or mxfp4";
 
 constexpr int64_t kPackedGroup = 32;  // weights that are decoded at once
 
@@ -59,6 +63,11 @@ constexpr bool kIsInt4 = P >= Packing::kInt4G32&& P <= Packing::kInt4G128;
 
 constexpr int64_t packed_block(Packing packing) { return kPackings[int(packing)].block; }
 constexpr int64_t packed_bytes(Packing packing) { return kPackings[int(packing)].bytes; }  // of a block
+
+namespace gpu {
+// Those that GPUs have kernels for.
+constexpr bool has_packed_blocks(Packing packing) { return packing >= Packing::kQ8_0 && packing <= Packing::kE4m3G128; }
+}  // namespace gpu
 
 constexpr Packing packing_named(std::string_view format) {  // kNone of another one
   for (const PackingRow& row : kPackings) {
@@ -102,6 +111,8 @@ static inline void with_packing(Packing packing, Fn fn) {
       return fn.template operator()<Packing::kInt4G128>();
     case Packing::kE4m3G128:
       return fn.template operator()<Packing::kE4m3G128>();
+    case Packing::kMxfp4:
+      return fn.template operator()<Packing::kMxfp4>();
     case Packing::kNone:
       return fn.template operator()<Packing::kNone>();
   }

@@ -30,6 +30,7 @@
 
 #include "kernels/common/cpu/isa.h"
 #include "kernels/common/dtype.h"
+#include "kernels/common/packing.h"
 
 namespace moe {
 
@@ -122,6 +123,21 @@ struct SomeRows {
   int64_t count, steps, out;
 };
 
+// y[row, n] = sum over k of x[row, k] W[n, k] + bias[n] of one expert's rows and its packed weights, which are not
+// rounded (packing.h), for outputs [begin, end). Products and sums as linear.h has them: a row's bits depend on no
+// other.
+struct Packed {
+  DType dtype;
+  kernels::Packing packing;
+  const float* x;    // [rows, in], by packed_input()
+  const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
+  const void* bias;  // [out] or null
+  void* y;           // [rows, out]
+  int64_t rows, in, out, w_stride;
+};
+constexpr int64_t kPackedInputRows = 4;  // of packed_input()
+constexpr int64_t kPackedOutputs = 192;  // a unit of work
+
 struct Table {
   void (*forward)(const Activation& a, int64_t expert, int64_t part);
   void (*backward)(const Activation& a, int64_t expert, int64_t part);
@@ -140,6 +156,12 @@ struct Table {
   // rows [count], each of so many steps, to columns, in the order in which some_rows reads them.
   void (*to_columns)(float* to, const float* const* rows, int64_t count, int64_t steps);
   void (*some_rows)(const SomeRows& a, int64_t begin, int64_t end);
+  // rows [end - begin]: those from `begin` on of an expert's `count`, in float32, in the order in which packed reads
+  // them. begin: a multiple of kPackedInputRows.
+  void (*packed_input)(float* to, const void* const* rows, DType dtype, int64_t count, int64_t in, int64_t begin,
+                       int64_t end);
+  int64_t (*packed_room)(int64_t rows, int64_t in);  // floats that a thread needs for packed, aligned to 64 bytes
+  void (*packed)(const Packed& a, float* room, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)
 

@@ -1,3 +1,5 @@
+// packed_moe/1 is the forward of moe/1 by weights in the formats that a package lists.
+//
 // moe/1. What the options mean is in layers/experts.h; beside that a package keeps to this:
 //
 //   - order [tokens * k] int32: which token and choice (t * k + j) fills each row; rows by expert, within one by
@@ -11,6 +13,7 @@
 #include <array>
 
 #include "hotswap/kernelize/bind/bind_impl.h"
+#include "hotswap/kernelize/bind/regular.h"
 #include "hotswap/kernelize/contract/arguments.h"
 #include "hotswap/layers/experts.h"
 
@@ -135,7 +138,12 @@ std::vector<Contract> moe_contracts() {
             {"backward_inplace",
              optional_role("(Tensor dy, " + read + "Tensor(a!) h, Tensor order, Tensor slots, Tensor offsets, " +
                            options + gradients)}},
-           bind_experts}};
+           bind_experts},
+          {.name = "packed_moe/1",
+           .roles = {{"forward", "(Tensor x, " + schema_of(routing_fields()) + ", " + packed_experts_schema() + ", " +
+                                     options + ") -> Tensor y"}},
+           .bind = bind_regular<PackedExpertsForward>,
+           .weights = {}}};
 }
 
 }  // namespace hotswap::binding

@@ -115,6 +115,10 @@ void take_all(const Values& values, size_t& next, Inputs& in, const InputFields<
 
 }  // namespace
 
+std::string packed_experts_schema() {
+  return "Tensor w_up, str up_format, Tensor? b_up, Tensor w_down, str down_format, Tensor? b_down";
+}
+
 std::string weight_schema() { return schema_of(weight_fields()) + ", str format, int columns"; }
 
 const InputFields<SelectiveScanInputs>& scan_fields() {
@@ -182,6 +186,15 @@ void push(Values& values, const Routing& routing) { binding::push_fields(values,
 void push(Values& values, const ExpertWeights& weights) {
   binding::push_fields(values, weights, binding::expert_weight_fields());
 }
+void push(Values& values, const PackedExpertWeights& weights) {
+  const auto push_one = [&](const Weight& weight, const Tensor& bias) {
+    values.emplace_back(weight.data);
+    values.emplace_back(std::string(name_of(weight.format)));
+    values.push_back(bias.defined() ? c10::IValue(bias) : c10::IValue());
+  };
+  push_one(weights.up, weights.up_bias);
+  push_one(weights.down, weights.down_bias);
+}
 void push(Values& values, const ExpertsOptions& options) {
   binding::push_fields(values, options, binding::experts_fields());
 }
@@ -206,6 +219,18 @@ void take(const Values& values, size_t& next, Routing& out) {
 }
 void take(const Values& values, size_t& next, ExpertWeights& out) {
   binding::take_fields(values, next, out, binding::expert_weight_fields());
+}
+void take(const Values& values, size_t& next, PackedExpertWeights& out) {
+  const auto take_one = [&](Weight& weight, Tensor& bias) {
+    weight = experts_weight_of(values[next].toTensor(), *weight_format_of(values[next + 1].toStringRef()));
+    if (!values[next + 2].isNone()) bias = values[next + 2].toTensor();
+    next += 3;
+  };
+  take_one(out.up, out.up_bias);
+  take_one(out.down, out.down_bias);
+}
+void take(const Values& values, size_t& next, ExpertsOptions& out) {
+  binding::take_fields(values, next, out, binding::experts_fields());
 }
 void take(const Values& values, size_t& next, CrossEntropyOptions& out) {
   binding::take_fields(values, next, out, binding::cross_entropy_fields());

@@ -20,7 +20,8 @@ const Fields<ExpertsOptions>& experts_fields();
 // Options of the losses in two parts: ops of linear_cross_entropy/1 have arguments of their own between them.
 const Fields<CrossEntropyOptions>& cross_entropy_fields();
 const Fields<CrossEntropyOptions>& class_weight_fields();
-std::string weight_schema();  // of a Weight: its fields, then format and columns
+std::string packed_experts_schema();  // of PackedExpertWeights: of each weight its data and its format
+std::string weight_schema();          // of a Weight: its fields, then format and columns
 
 // Tensors, and what is passed after them: a backward op has tensors of its own between the two.
 template <typename Inputs>
@@ -38,6 +39,7 @@ void push(binding::Values& values, const AttentionOptions& options);
 void push(binding::Values& values, const DecoderLayerParts& parts);
 void push(binding::Values& values, const Routing& routing);
 void push(binding::Values& values, const ExpertWeights& weights);
+void push(binding::Values& values, const PackedExpertWeights& weights);
 void push(binding::Values& values, const ExpertsOptions& options);
 void push(binding::Values& values, const CrossEntropyOptions& options);
 void push(binding::Values& values, const Weight& weight);
@@ -48,6 +50,8 @@ void push(binding::Values& values, const StateUpdateInputs& in);
 void take(const binding::Values& values, size_t& next, DecoderLayerParts& out);
 void take(const binding::Values& values, size_t& next, Routing& out);
 void take(const binding::Values& values, size_t& next, ExpertWeights& out);
+void take(const binding::Values& values, size_t& next, PackedExpertWeights& out);
+void take(const binding::Values& values, size_t& next, ExpertsOptions& out);
 void take(const binding::Values& values, size_t& next, CrossEntropyOptions& out);
 void take(const binding::Values& values, size_t& next, Weight& out);
 void take(const binding::Values& values, size_t& next, SelectiveScanInputs& out);

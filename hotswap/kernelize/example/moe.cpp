@@ -1,5 +1,6 @@
 // The example of moe/1.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/softmax.h>
 
@@ -81,10 +82,33 @@ Result<LayerExample> experts_example(const std::string& layer, const ExampleSize
   return example;
 }
 
+// Blocks of Q8_0 with any codes: of 34 bytes the first two are a half.
+Weight random_q8_0(int64_t out, int64_t in) {
+  const Tensor scales = (random({kExperts, out, in / 32, 1}) * 0.02 / std::sqrt(static_cast<double>(in))).to(at::kHalf);
+  const Tensor codes = at::randint(0, 256, {kExperts, out, in / 32, 32}, at::kByte);
+  return experts_weight_of(at::cat({scales.view(at::kByte), codes}, -1).view({kExperts, out, -1}), WeightFormat::kQ8_0);
+}
+
+Result<LayerExample> packed_experts_example(const std::string&, const ExampleSize& size) {
+  const auto whole_blocks = [](int64_t width) { return (width + 31) / 32 * 32; };
+  const int64_t dim = whole_blocks(size.dim), hidden = whole_blocks(size.out > 0 ? size.out : size.dim), k = 2;
+  Values arguments = {random({size.rows, dim})};
+  push(arguments, Routing{.index = at::randint(kExperts, {size.rows, k}, at::kLong),
+                          .weights = at::softmax(random({size.rows, k}), -1)});
+  push(arguments, PackedExpertWeights{.up = random_q8_0(2 * hidden, dim), .down = random_q8_0(dim, hidden)});
+  push(arguments, ExpertsOptions());
+  LayerExample example = make_example<PackedExpertsForward>(stock::packed_experts, std::move(arguments));
+  example.trained = 0;
+  example.shape = cat(size.rows, "x", dim, " to ", k, " of ", kExperts, "x", hidden, " Q8_0");
+  example.flops = 6.0 * static_cast<double>(size.rows * k * dim * hidden);
+  return example;
+}
+
 }  // namespace
 
 std::vector<ContractExample> moe_examples() {
-  return {{"moe/1", experts_example, {.rows = 16, .dim = 256}, {.rows = 2048, .dim = 1024}}};
+  return {{"packed_moe/1", packed_experts_example, {.rows = 1, .dim = 256}, {.rows = 1, .dim = 2048}},
+          {"moe/1", experts_example, {.rows = 16, .dim = 256}, {.rows = 2048, .dim = 1024}}};
 }
 
 }  // namespace hotswap::binding

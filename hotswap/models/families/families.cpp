@@ -1,5 +1,6 @@
 // The table of families. Each file of this folder registers its own.
 #include <algorithm>
+#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/models/family.h"
@@ -39,14 +40,22 @@ const Family& family_of(const Json& config) {
                .next = "docs/adding_a_model.md tells how to add a family"});
 }
 
+static bool has_experts(const Family& family) {
+  const auto& reads = family.gguf_reads;
+  return std::find(reads.begin(), reads.end(), "expert_count") != reads.end();
+}
+
 const Family& family_of(const GgufFile& file) {
   const auto& name = file.at<std::string>("general.architecture");
-  std::vector<std::string> known;
+  const bool experts = file.get<int64_t>(name + ".expert_count", 0) > 0;
+  std::set<std::string> known;
+  const Family* found = nullptr;  // an architecture may have one family with experts and one without
   for (const Family* family : families()) {
     if (family->gguf_architecture == nullptr) continue;
-    if (name == family->gguf_architecture) return *family;
-    known.emplace_back(family->gguf_architecture);
+    known.insert(family->gguf_architecture);
+    if (name == family->gguf_architecture && (found == nullptr || has_experts(*family) == experts)) found = family;
   }
+  if (found != nullptr) return *found;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = cat("a GGUF file of an architecture among ", join(known)),
                .got = cat("general.architecture '", name, "' in ", file.path().string()),

@@ -62,6 +62,20 @@ TensorRules tensor_rules(const ModelConfig&) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  TensorRules rules = gguf_expert_rules({.interleaved = true, .transposed = true}, "router");
+  rules.insert(rules.begin(),
+               {TensorRule::rename("blk.*.attn_sinks.weight", "model.layers.*.self_attn.sinks"),
+                TensorRule::rename("blk.*.post_attention_norm", "model.layers.*.post_attention_layernorm")});
+  return rules;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_experts(file, prefix, config, {.experts = "num_local_experts", .hidden = "intermediate_size"});
+  config["sliding_window"] = file.at<int64_t>(prefix + "attention.sliding_window");
+  if (config["rope_scaling"].is_object()) config["rope_scaling"]["truncate"] = false;  // as the model has it
+}
+
 // Of the kernel for its experts: there it is one for the whole mixture.
 TensorRules module_names(const ModelConfig&) {
   return {TensorRule::rename("model.layers.*.mlp", "model.layers.*.mlp.experts")};
@@ -74,6 +88,11 @@ const RegisteredFamily kGptOss({.model_type = "gpt_oss",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "gpt-oss",
+                                .gguf_rules = gguf_rules,
+                                .gguf_reads = {"expert_count", "expert_feed_forward_length",
+                                               "attention.sliding_window"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::gpt_oss

@@ -30,12 +30,29 @@ TensorRules tensor_rules(const ModelConfig&) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig& c) {
+  TensorRules rules = gguf_expert_rules();
+  const TensorRules rotated = gguf_interleaved_rules(c);
+  rules.insert(rules.begin(), rotated.begin(), rotated.begin() + 2);  // queries and keys
+  return rules;
+}
+
+// Llama's architecture, with experts.
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_experts(file, prefix, config, {.experts = "num_local_experts", .hidden = "intermediate_size"});
+}
+
 }  // namespace
 
 const RegisteredFamily kMixtral({.model_type = "mixtral",
                                  .class_name = "MixtralForCausalLM",
                                  .read_config = read_config,
                                  .make_block = make_block,
-                                 .tensor_rules = tensor_rules});
+                                 .tensor_rules = tensor_rules,
+                                 .gguf_architecture = "llama",
+                                 .gguf_rules = gguf_rules,
+                                 .gguf_head_dim_is_rotary = true,
+                                 .gguf_reads = {"expert_count", "expert_feed_forward_length"},
+                                 .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::mixtral

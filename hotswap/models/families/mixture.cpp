@@ -41,4 +41,27 @@ TensorRules expert_rules(const ExpertNames& n) {
           TensorRule::stack({cat(one, n.down, ".weight")}, all + "down_proj")};
 }
 
+TensorRules gguf_expert_rules(const ExpertLayout& layout, const char* router) {
+  const std::string all = "model.layers.*.mlp.experts.";
+  TensorRules rules = {TensorRule::rename("blk.*.ffn_gate_inp", cat("model.layers.*.mlp.", router)),
+                       // files from before April 2024 have each expert's
+                       TensorRule::stack({"blk.*.ffn_gate.*.weight", "blk.*.ffn_up.*.weight"}, all + "gate_up_proj"),
+                       TensorRule::stack({"blk.*.ffn_down.*.weight"}, all + "down_proj")};
+  for (const auto& [end, own] : {std::pair(".weight", ""), std::pair(".bias", "_bias")}) {
+    const auto stored = [&, end = end](const char* part) { return cat("blk.*.ffn_", part, "_exps", end); };
+    rules.push_back(TensorRule::join({stored("gate"), stored("up")}, cat(all, "gate_up_proj", own), layout));
+    rules.push_back(TensorRule::join({stored("down")}, cat(all, "down_proj", own), {.transposed = layout.transposed}));
+  }
+  rules.insert(rules.end(), gguf_decoder_rules().begin(), gguf_decoder_rules().end());
+  return rules;
+}
+
+void gguf_extend_experts(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config,
+                         const GgufExpertKeys& keys) {
+  config[keys.experts] = file.at<int64_t>(prefix + "expert_count");
+  config["num_experts_per_tok"] = file.at<int64_t>(prefix + "expert_used_count");
+  const std::string hidden = prefix + "expert_feed_forward_length";
+  if (file.has(hidden)) config[keys.hidden] = file.at<int64_t>(hidden);
+}
+
 }  // namespace hotswap

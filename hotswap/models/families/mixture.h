@@ -7,6 +7,7 @@
 #include "hotswap/layers/self_attention.h"
 #include "hotswap/models/block.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/tensor_rules.h"
 
 namespace hotswap {
@@ -26,6 +27,15 @@ struct ExpertNames {
   const char *block = "mlp", *gate = "gate_proj", *up = "up_proj", *down = "down_proj", *own_block = "mlp";
 };
 TensorRules expert_rules(const ExpertNames& names = {});
+// llama.cpp's names, before those of gguf_decoder_rules(): all experts of a projection are one tensor, gate and up
+// apart.
+TensorRules gguf_expert_rules(const ExpertLayout& layout = {}, const char* router = "gate");
+// A GGUF file's keys of experts, under a config's names.
+struct GgufExpertKeys {
+  const char *experts = "num_experts", *hidden = "moe_intermediate_size";
+};
+void gguf_extend_experts(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config,
+                         const GgufExpertKeys& keys = {});
 inline TensorRules separate_experts(const ModelConfig&) { return expert_rules(); }
 
 }  // namespace hotswap

@@ -24,6 +24,13 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return mixture_block(c, attention, mixture_options(c), layer);
 }
 
+TensorRules gguf_rules(const ModelConfig&) { return gguf_expert_rules(); }
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_experts(file, prefix, config);
+  config["norm_topk_prob"] = true;  // as llama.cpp computes, without a key for it
+}
+
 }  // namespace
 
 const RegisteredFamily kQwen3Moe({.model_type = "qwen3_moe",
@@ -31,6 +38,10 @@ const RegisteredFamily kQwen3Moe({.model_type = "qwen3_moe",
                                   .read_config = read_config,
                                   .make_block = make_block,
                                   .tensor_rules = separate_experts,
-                                  .own_parameter_order = true});
+                                  .own_parameter_order = true,
+                                  .gguf_architecture = "qwen3moe",
+                                  .gguf_rules = gguf_rules,
+                                  .gguf_reads = {"expert_count", "expert_feed_forward_length"},
+                                  .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::qwen3_moe

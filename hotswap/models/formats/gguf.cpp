@@ -305,9 +305,10 @@ const GgufTensor& GgufFile::info(const std::string& name) const {
 std::optional<Weight> GgufFile::encoded(const std::string& name) const {
   const GgufTensor& info = this->info(name);
   const auto format = weight_format_of_ggml(info.type->name);
-  if (!format || info.shape.size() != 2) return std::nullopt;
-  const int64_t rows = info.shape[0];
-  at::Tensor bytes = at::empty({rows, static_cast<int64_t>(info.size) / rows}, at::TensorOptions().dtype(at::kByte));
+  if (!format || (info.shape.size() != 2 && info.shape.size() != 3)) return std::nullopt;
+  std::vector<int64_t> shape = info.shape;
+  shape.back() = shape.back() / info.type->block * static_cast<int64_t>(info.type->block_size);
+  at::Tensor bytes = at::empty(shape, at::TensorOptions().dtype(at::kByte));
   std::memcpy(bytes.mutable_data_ptr(), info.data, info.size);
   return Weight{.format = *format, .data = bytes, .logical_shape = info.shape};
 }

@@ -60,7 +60,8 @@ class GgufFile {
   const std::vector<std::string>& names() const { return names_; }  // in the order of the file
   bool has_tensor(const std::string& name) const { return tensors_.count(name) != 0; }
   const GgufTensor& info(const std::string& name) const;
-  // A matrix of a block type that is a weight format, as the file has it, in memory of its own; nullopt of any other.
+  // A matrix, or one of each expert, of a block type that is a weight format, as the file has it, in memory of its own;
+  // nullopt of any other.
   std::optional<Weight> encoded(const std::string& name) const;
   // In memory of its own, float32 arithmetic, one rounding to `dtype`.
   at::Tensor tensor(const std::string& name, at::ScalarType dtype = at::kFloat) const;

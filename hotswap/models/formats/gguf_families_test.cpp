@@ -5,6 +5,8 @@
 #include <ATen/ops/randint.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "hotswap/models/auto.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/test_gguf.h"
@@ -197,9 +199,11 @@ TEST_P(GgufOfAFamily, ComputesTheSame) {
 INSTANTIATE_TEST_SUITE_P(Models, GgufOfAFamily, testing::ValuesIn(all_written()),
                          [](const auto& info) { return info.param.model_type; });
 
+const std::set<std::string> kWithExperts = {"gpt_oss", "mixtral", "qwen3_moe"};  // in gguf_experts_test.cpp
+
 TEST(GgufFamilies, EachThatHasAnArchitectureIsWrittenHere) {
   for (const Family* family : families()) {
-    if (family->gguf_architecture == nullptr) continue;
+    if (family->gguf_architecture == nullptr || kWithExperts.contains(family->model_type)) continue;
     const auto all = all_written();
     EXPECT_TRUE(std::any_of(all.begin(), all.end(), [&](const Written& w) {
       return std::string(w.architecture) == family->gguf_architecture;

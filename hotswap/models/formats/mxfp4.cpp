@@ -1,6 +1,8 @@
 #include "hotswap/models/formats/mxfp4.h"
 
+#include <ATen/ops/any.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/eq.h>
 
 #include <array>
 #include <cmath>
@@ -74,19 +76,49 @@ at::Tensor decode_as(const at::Tensor& blocks, const at::Tensor& scales, at::Sca
   return out;
 }
 
-at::Tensor decode(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
+void check_parts(const std::vector<at::Tensor>& parts) {
   if (parts[0].scalar_type() != at::kByte || parts[1].scalar_type() != at::kByte) {
     refuse_blocks(cat(parts[0].scalar_type(), " and ", parts[1].scalar_type()));
   }
   shape_of({parts[0].sizes().vec(), parts[1].sizes().vec()});
+}
+
+at::Tensor decode(const std::vector<at::Tensor>& parts, at::ScalarType dtype) {
+  check_parts(parts);
   const at::Tensor blocks = parts[0].contiguous(), scales = parts[1].contiguous();
   if (dtype == at::kFloat) return decode_as<float>(blocks, scales, dtype);
   if (dtype == at::kHalf) return decode_as<c10::Half>(blocks, scales, dtype);
   return decode_as<c10::BFloat16>(blocks, scales, at::kBFloat16).to(dtype);
 }
 
+// ggml's block: the scale, then 16 bytes whose low halves are the first 16 weights and whose high halves the others.
+void to_ggml(const uint8_t* pairs, uint8_t scale, uint8_t* block) {
+  *block++ = scale;
+  const auto code = [&](int64_t i) { return pairs[i / 2] >> (i % 2 * 4) & 15; };
+  for (int64_t i = 0; i < kBytes; ++i) block[i] = static_cast<uint8_t>(code(i) | code(i + kBytes) << 4);
+}
+
+// A scale of 255 is infinite here and is not in ggml's blocks: nullopt.
+std::optional<Weight> packed_mxfp4(const std::vector<at::Tensor>& parts) {
+  check_parts(parts);
+  const at::Tensor blocks = parts[0].contiguous(), scales = parts[1].contiguous();
+  if (scales.eq(255).any().item<bool>()) return std::nullopt;
+  const int64_t experts = blocks.size(0), rows = blocks.size(1), groups = blocks.size(2), block = kBytes + 1;
+  at::Tensor data = at::empty({experts, rows, groups * block}, blocks.options());
+  const auto* from = blocks.const_data_ptr<uint8_t>();
+  const auto* by = scales.const_data_ptr<uint8_t>();
+  auto* to = data.mutable_data_ptr<uint8_t>();
+  parallel_for(0, experts * rows, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin * groups; i < end * groups; ++i) to_ggml(from + i * kBytes, by[i], to + i * block);
+  });
+  return Weight{.format = WeightFormat::kMxfp4,
+                .data = data,
+                .logical_shape = {experts, rows, groups * kBlock},
+                .transposed = true};
+}
+
 }  // namespace
 
-TensorRule::Decode mxfp4() { return {.shape = shape_of, .tensor = decode}; }
+TensorRule::Decode mxfp4() { return {.shape = shape_of, .tensor = decode, .packed = packed_mxfp4}; }
 
 }  // namespace hotswap

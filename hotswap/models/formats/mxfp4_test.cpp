@@ -80,5 +80,43 @@ TEST(Mxfp4, WhatIsNoSuchTensorIsRefused) {
   expect_has(message(at::full({1, 2, 1, 16}, 0, at::kInt), bytes({1, 2, 1})), {"Int"});
 }
 
+class PackedWeights : public Module {
+ public:
+  explicit PackedWeights(at::IntArrayRef shape) { own("experts.up", up, shape); }
+  Weight up;
+};
+
+// The same weights, in ggml's order of a block.
+TEST(Mxfp4, StaysPackedBitForBit) {
+  const TempFolder folder;
+  const Tensor scales = at::randint(0, 255, {3, 5, 2}, at::kByte);
+  const auto load = [&](bool keep) {
+    save_pretrained_weights(folder.path(), {{"experts.up_blocks", at::randint(0, 256, {3, 5, 2, 16}, at::kByte)},
+                                            {"experts.up_scales", scales}});
+    PackedWeights packed({3, 64, 5}), plain({3, 64, 5});
+    for (PackedWeights* model : {&packed, &plain}) {
+      load_into(*model, *in_model_terms(open_checkpoint(folder.path()), kDecodeRules, *model),
+                {.dtype = at::kFloat, .keep_formats = keep && model == &packed});
+    }
+    EXPECT_EQ(packed.up.encoded(), keep && scales.lt(255).all().item<bool>());
+    EXPECT_EQ(packed.up.shape(), (std::vector<int64_t>{3, 64, 5}));
+    EXPECT_TRUE(at::equal(packed.up.dequantised(at::kFloat), plain.up.data));
+    return packed.up;
+  };
+  const Weight up = load(true);
+  EXPECT_EQ(up.format, WeightFormat::kMxfp4);
+  EXPECT_EQ(up.data.sizes(), at::IntArrayRef({3, 5, 2 * 17}));
+  EXPECT_FALSE(load(false).encoded());
+  scales[1][2][1] = 255;  // infinite, which a block of ggml's cannot say
+  EXPECT_FALSE(scales.lt(255).all().item<bool>());
+  const TempFolder other;
+  PackedWeights model({3, 64, 5});
+  save_pretrained_weights(
+      other.path(), {{"experts.up_blocks", at::full({3, 5, 2, 16}, 0x22, at::kByte)}, {"experts.up_scales", scales}});
+  load_into(model, *in_model_terms(open_checkpoint(other.path()), kDecodeRules, model),
+            {.dtype = at::kFloat, .keep_formats = true});
+  EXPECT_FALSE(model.up.encoded());
+}
+
 }  // namespace
 }  // namespace hotswap

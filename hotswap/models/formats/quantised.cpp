@@ -29,6 +29,8 @@ constexpr Method kMethods[] = {
     {"awq", quantised::gptq_layouts, quantised::check_gptq_settings},
     {"bitsandbytes", quantised::bitsandbytes_layouts, nullptr}};
 
+constexpr const char* kOfFamilies = "mxfp4";  // read by a family's rules
+
 // Older configs of bitsandbytes lack the key.
 std::string method_of(const Json& settings) {
   const bool bitsandbytes = settings.get<bool>("load_in_4bit", false) || settings.get<bool>("load_in_8bit", false);
@@ -138,7 +140,7 @@ void check_quantisation(const Json& config, bool reads_mxfp4) {
   if (!config.has("quantization_config")) return;
   const Json settings = config.child("quantization_config");
   const std::string name = method_of(settings);
-  if (reads_mxfp4 && name == "mxfp4") return;
+  if (reads_mxfp4 && name == kOfFamilies) return;
   if (const Method* method = find_method(name)) {
     if (method->check != nullptr) method->check(settings);
     return;
@@ -153,6 +155,11 @@ void check_quantisation(const Json& config, bool reads_mxfp4) {
 
 bool is_quantised(const Json& config) {
   return config.has("quantization_config") && find_method(method_of(config.child("quantization_config"))) != nullptr;
+}
+
+bool may_stay_packed(const Json& config) {
+  return is_quantised(config) ||
+         (config.has("quantization_config") && method_of(config.child("quantization_config")) == kOfFamilies);
 }
 
 std::unique_ptr<const Checkpoint> dequantising(std::unique_ptr<const Checkpoint> stored, const Json& config) {

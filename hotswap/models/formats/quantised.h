@@ -22,6 +22,9 @@ void check_quantisation(const Json& config, bool reads_mxfp4);
 // Does the config name a quantisation that dequantising() reads?
 bool is_quantised(const Json& config);
 
+// The same, or one that a family's rules read: may weights stay as they are stored?
+bool may_stay_packed(const Json& config);
+
 std::unique_ptr<const Checkpoint> dequantising(std::unique_ptr<const Checkpoint> stored, const Json& config);
 
 }  // namespace hotswap

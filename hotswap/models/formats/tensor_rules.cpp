@@ -89,6 +89,7 @@ class RuledCheckpoint : public Checkpoint {
       return source.rule->decoder.shape(shapes);
     }
     std::vector<int64_t> shape = shape_of(source.first(), source.rule);
+    if (is_kind(source, TensorRule::Kind::kJoin)) return joined_shape(shape, source.from.size(), source.rule->layout);
     if (is_stack(source)) {
       if (!shape.empty()) shape[0] *= static_cast<int64_t>(source.from.size());
       shape.insert(shape.begin(), static_cast<int64_t>(source.from.front().size()));
@@ -103,12 +104,12 @@ class RuledCheckpoint : public Checkpoint {
   }
   at::Tensor tensor(const std::string& name, at::ScalarType dtype) const override {
     const TensorSource& source = source_of(name);
-    if (is_kind(source, TensorRule::Kind::kDecode)) {
-      std::vector<at::Tensor> parts;
-      for (const auto& stored : source.from) parts.push_back(raw_->tensor(stored.at(0)));
-      return source.rule->decoder.tensor(parts, dtype);
-    }
+    if (is_kind(source, TensorRule::Kind::kDecode)) return source.rule->decoder.tensor(parts_of(source), dtype);
     if (is_stack(source)) return stacked(source, dtype);
+    if (is_kind(source, TensorRule::Kind::kJoin)) {
+      return joined_rows(raw_->shape(source.first()), source.from.size(), source.rule->layout, dtype,
+                    [&](size_t part) { return raw_->tensor(source.from[part].at(0), dtype); });
+    }
     const bool changes = source.rule != nullptr && source.rule->change;  // numbers, perhaps: rounded afterwards
     const bool moves_only = changes && (source.rule->moves_rows || source.rule->undo);
     at::Tensor tensor = raw_->tensor(source.first(), changes && !moves_only ? at::kFloat : dtype);
@@ -118,9 +119,19 @@ class RuledCheckpoint : public Checkpoint {
   }
   std::optional<Weight> encoded(const std::string& name) const override {
     const TensorSource& source = source_of(name);
-    const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
+    if (is_kind(source, TensorRule::Kind::kDecode)) return packed_of_decoded(source);
+    if (is_kind(source, TensorRule::Kind::kJoin)) {
+      return joined_packed(source.from.size(), source.rule->layout,
+                           [&](size_t part) { return raw_->encoded(source.from[part].at(0)); });
+    }
+    if (is_stack(source)) {
+      const size_t parts = source.from.size();
+      return stacked_packed(source.from.front().size(), parts, [&](size_t i) {
+        return raw_->encoded(source.from[i % parts].at(static_cast<int64_t>(i / parts)));
+      });
+    }
     const bool changes = source.rule != nullptr && source.rule->change;
-    if (decoded || is_stack(source) || (changes && !source.rule->moves_rows)) return std::nullopt;
+    if (changes && !source.rule->moves_rows) return std::nullopt;
     const std::optional<Weight> stored = raw_->encoded(source.first());
     if (!stored) return std::nullopt;
     return stored->with_rows([&](const at::Tensor& part) {
@@ -130,8 +141,8 @@ class RuledCheckpoint : public Checkpoint {
   }
   bool is_file_memory(const std::string& name, at::ScalarType dtype) const override {
     const TensorSource& source = source_of(name);
-    const bool decoded = is_kind(source, TensorRule::Kind::kDecode);
-    const bool changed = decoded || is_stack(source) || (source.rule != nullptr && source.rule->change);
+    const bool made = is_kind(source, TensorRule::Kind::kDecode) || is_kind(source, TensorRule::Kind::kJoin);
+    const bool changed = made || is_stack(source) || (source.rule != nullptr && source.rule->change);
     return !changed && raw_->is_file_memory(source.first(), dtype);
   }
   std::string where() const override { return raw_->where(); }
@@ -142,6 +153,16 @@ class RuledCheckpoint : public Checkpoint {
     return source.rule != nullptr && source.rule->kind == kind;
   }
   static bool is_stack(const TensorSource& source) { return is_kind(source, TensorRule::Kind::kStack); }
+
+  std::vector<at::Tensor> parts_of(const TensorSource& source) const {
+    std::vector<at::Tensor> parts;
+    for (const auto& stored : source.from) parts.push_back(raw_->tensor(stored.at(0)));
+    return parts;
+  }
+
+  std::optional<Weight> packed_of_decoded(const TensorSource& source) const {
+    return source.rule->decoder.packed == nullptr ? std::nullopt : source.rule->decoder.packed(parts_of(source));
+  }
 
   std::vector<int64_t> shape_of(const std::string& stored, const TensorRule* rule) const {
     const std::vector<int64_t> shape = raw_->shape(stored);
@@ -177,6 +198,19 @@ class RuledCheckpoint : public Checkpoint {
                    .next = "fetch the checkpoint again: it is not whole"});
     }
     if (is_stack(source)) check_stack(name, source);
+    if (is_kind(source, TensorRule::Kind::kJoin)) check_join(name, source);
+  }
+
+  void check_join(const std::string& name, const TensorSource& source) const {
+    const auto first = raw_->shape(source.first());
+    for (const auto& part : source.from) {
+      const auto shape = raw_->shape(part.at(0));
+      if (shape == first && shape.size() >= 2) continue;
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("tensors of all experts of one shape in ", where(), " for '", name, "'"),
+                   .got = cat("'", source.first(), "' [", join(first), "] and '", part.at(0), "' [", join(shape), "]"),
+                   .next = "fetch the checkpoint again: it is damaged"});
+    }
   }
 
   void check_stack(const std::string& name, const TensorSource& source) const {
@@ -335,7 +369,8 @@ TensorMap in_checkpoint_terms(const TensorMap& model, const TensorRules& rules) 
   };
   const auto save = [&](const std::string& name) {
     for (const TensorRule& rule : rules) {
-      if (rule.kind == TensorRule::Kind::kDecode || rule.kind == TensorRule::Kind::kLeaveOut) continue;
+      using Kind = TensorRule::Kind;
+      if (rule.kind == Kind::kDecode || rule.kind == Kind::kJoin || rule.kind == Kind::kLeaveOut) continue;
       const auto found = match(rule.to.front(), name);
       if (!found) continue;
       if (rule.kind == TensorRule::Kind::kStack) return save_stack(rule, *found, tensors.at(name));

@@ -18,17 +18,20 @@
 #include <string>
 #include <vector>
 
+#include "hotswap/models/formats/expert_tensors.h"
 #include "hotswap/models/formats/weights.h"
 
 namespace hotswap {
 
 struct TensorRule {
-  enum class Kind { kRename, kStack, kSplit, kDecode, kLeaveOut };
+  enum class Kind { kRename, kStack, kSplit, kDecode, kJoin, kLeaveOut };
   using Change = std::function<at::Tensor(const at::Tensor&)>;
   // Of several stored tensors, in the order of `from`, to one: its shape, and its numbers in that dtype.
   struct Decode {
     std::vector<int64_t> (*shape)(const std::vector<std::vector<int64_t>>& parts);
     at::Tensor (*tensor)(const std::vector<at::Tensor>& parts, at::ScalarType dtype);
+    // As a weight that stays packed; null, or nullopt: there is none.
+    std::optional<Weight> (*packed)(const std::vector<at::Tensor>& parts) = nullptr;
   };
 
   // `change` reorders what is read, where a format keeps it in another order; such rules serve reading only.
@@ -57,6 +60,12 @@ struct TensorRule {
     rule.moves_rows = true;
     return rule;
   }
+  // Of all experts, [experts, rows, ...] each: their rows as one tensor. Such rules serve only reading.
+  static TensorRule join(std::vector<std::string> from, std::string to, ExpertLayout layout) {
+    TensorRule rule{Kind::kJoin, std::move(from), {std::move(to)}};
+    rule.layout = layout;
+    return rule;
+  }
   // Matrices that are stored with rows and columns exchanged; vectors are as they are.
   static TensorRule transposed(std::string from, std::vector<std::string> to);
   // What the model makes itself, or has not: a mask as a buffer of older files, the vision part of a model of text.
@@ -72,6 +81,7 @@ struct TensorRule {
   Decode decoder = {};
   bool moves_rows = false;
   Change undo = nullptr;  // of a change of the shape: what saving does
+  ExpertLayout layout = {};
 };
 using TensorRules = std::vector<TensorRule>;
 

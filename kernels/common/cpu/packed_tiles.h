@@ -26,14 +26,14 @@ HOTSWAP_INLINE int64_t packed_room(int64_t rows, int64_t in) {
 
 // Rows [row, row + count) of x, those of one tile, as tiles read them: slab after slab; in a slab tile after tile, each
 // [slab / kLanes, rows of the tile, kLanes], so that a tile reads one stream of memory.
-template <class T>
-HOTSWAP_INLINE void interleave_rows(float* to, const T* x, int64_t x_stride, int64_t row, int64_t count, int64_t rows,
+template <class RowOf>
+HOTSWAP_INLINE void interleave_rows(float* to, const RowOf& row_of, int64_t row, int64_t count, int64_t rows,
                                     int64_t in) {
   for (int64_t from = 0; from < in; from += kSlab) {
     const int64_t slab = lesser(in - from, kSlab);
     float* const tile = to + from * rows + row * slab;
     for (int64_t r = 0; r < count; ++r) {
-      const T* from_row = x + (row + r) * x_stride + from;
+      const auto* from_row = row_of(row + r) + from;
       for (int64_t i = 0; i < slab; i += kLanes) store(tile + i * count + r * kLanes, load(from_row + i));
     }
   }

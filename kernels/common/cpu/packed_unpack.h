@@ -257,6 +257,30 @@ HOTSWAP_INLINE void unpack_q6_k(const uint8_t* p, int group, const GroupFactors<
 #endif
 }
 
+// Half of 2^(e - 127), by its bits: the two smallest are denormal. The codes are doubled.
+HOTSWAP_INLINE float half_of_e8m0(uint8_t e) { return as_float(e < 2 ? (e + 1u) << 21 : (e - 1u) << 23); }
+
+HOTSWAP_INLINE void unpack_mxfp4(const uint8_t* p, F (&w)[2 * kHalf]) {
+  const float d = half_of_e8m0(p[0]);
+#if HOTSWAP_AVX512
+  const F codes = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  unpack_pairs(p + 1, {d * codes}, w);
+#elif HOTSWAP_AVX2
+  const F magnitudes = F{0, 1, 2, 3, 4, 6, 8, 12} * d;
+  for (int i = 0; i < 2 * kHalf; ++i) {
+    const I code = bytes_at(p + 1 + i % kHalf * kLanes) >> (i / kHalf * 4);
+    const I size = (I)_mm256_permutevar8x32_ps((__m256)magnitudes, (__m256i)(code & 7));
+    w[i] = (F)(size | (code & 8) << 28);
+  }
+#else
+  constexpr float kCodes[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  for (int i = 0; i < 2 * kHalf; ++i) {
+    const uint8_t* q = p + 1 + i % kHalf * kLanes;
+    for (int j = 0; j < kLanes; ++j) w[i][j] = d * kCodes[q[j] >> (i / kHalf * 4) & 15];
+  }
+#endif
+}
+
 // A group's weights: kHalf vectors of the first 16, kHalf of the others.
 template <Packing kPacking>
 HOTSWAP_INLINE void unpack(const void* block, int group, const GroupFactors<kPacking>& f, F (&w)[2 * kHalf]) {
@@ -272,6 +296,8 @@ HOTSWAP_INLINE void unpack(const void* block, int group, const GroupFactors<kPac
     unpack_q6_k(p, group, f, w);
   } else if constexpr (kIsInt4<kPacking>) {
     unpack_pairs(p + 4 + group * (kPackedGroup / 2), f.codes, w);
+  } else if constexpr (kPacking == Packing::kMxfp4) {
+    unpack_mxfp4(p, w);
   } else if constexpr (kPacking == Packing::kE4m3G128) {
     for (int i = 0; i < 2 * kHalf; ++i) w[i] = f.scale * e4m3_as_halves(p + 4 + group * kPackedGroup + i * kLanes);
   } else {

@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/exp2.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/where.h>
 
@@ -23,12 +24,12 @@ struct PackedWeight {
 
 // The packings by their names, ggml's as a GGUF file has them: weights and bytes of a block, the bytes of its scale
 // and, if it has one, of its minimum (float16 both), and of weight i of a block the factors of scale and minimum. Ours:
-// a float32 scale, in whose low byte the zero may be.
+// a float32 scale, in whose low byte the zero may be. MXFP4's scale is a byte, the power of two.
 struct PackingFormula {
   const char* name;
   int64_t block, bytes, scale_at, minimum_at;
   std::pair<double, double> (*weight)(const uint8_t* p, int64_t i);
-  bool float32_scale = false, zero = false;
+  bool float32_scale = false, zero = false, e8m0_scale = false;
 };
 
 inline int nibble_of_32(const uint8_t* p, int64_t i) { return i < 16 ? p[i] & 15 : p[i - 16] >> 4; }
@@ -39,6 +40,11 @@ inline std::pair<double, double> k_weight(const uint8_t* p, int64_t group, int c
   return {scale * code, -minimum};
 }
 
+inline double e2m1_value(int code) {
+  const double size = (code & 6) == 0 ? (code & 1) * 0.5 : std::ldexp(2 + (code & 1), (code >> 1 & 3) - 2);
+  return code & 8 ? -size : size;
+}
+
 inline double int4_weight(const uint8_t* p, int64_t i) { return nibble_of_32(p + 4 + i / 32 * 16, i % 32) - p[0]; }
 inline double e4m3_value(uint8_t code) {
   const int exponent = code >> 3 & 15, mantissa = code & 7;
@@ -46,7 +52,7 @@ inline double e4m3_value(uint8_t code) {
   return code & 128 ? -size : size;
 }
 
-inline const std::vector<PackingFormula>& packings() {
+inline const std::vector<PackingFormula>& all_packings() {
   using Pair = std::pair<double, double>;
   using P = const uint8_t*;
   static const std::vector<PackingFormula> all = {
@@ -98,12 +104,24 @@ inline const std::vector<PackingFormula>& packings() {
        [](P p, int64_t i) {
          return Pair{e4m3_value(p[4 + i]), 0};
        },
-       true, false}};
+       true, false},
+      {"MXFP4", 32, 17, 0, -1,
+       [](P p, int64_t i) {
+         return Pair{e2m1_value(nibble_of_32(p + 1, i)), 0};
+       },
+       false, false, true}};
   return all;
 }
 
+// Those that the tests' device has kernels for.
+inline std::vector<PackingFormula> packings() {
+  std::vector<PackingFormula> some = all_packings();
+  if (on_cuda()) std::erase_if(some, [](const PackingFormula& packing) { return packing.e8m0_scale; });
+  return some;
+}
+
 inline const PackingFormula& packing_formula(const std::string& name) {
-  for (const PackingFormula& packing : packings()) {
+  for (const PackingFormula& packing : all_packings()) {
     if (name == packing.name) return packing;
   }
   throw std::invalid_argument("no packing " + name);
@@ -117,7 +135,12 @@ inline PackedWeight random_weight(const std::string& name, int64_t out, int64_t 
   const Tensor bytes = at::randint(0, 256, {out, blocks, packing.bytes}, generator(), at::kByte);
   const Tensor d = random_tensor({out, blocks, 1}, at::kHalf, scale).cpu(),
                m = random_tensor(d.sizes(), at::kHalf, minimum).cpu();
-  if (packing.float32_scale) {
+  Tensor wide_d = d.to(at::kDouble);
+  if (packing.e8m0_scale) {
+    const Tensor power = at::randint(112, 126, {out, blocks, 1}, generator(), at::kByte);
+    bytes.narrow(-1, 0, 1).copy_(power);
+    wide_d = at::exp2(power.to(at::kDouble) - 127);
+  } else if (packing.float32_scale) {
     const Tensor zero = bytes.narrow(-1, 0, 1).bitwise_and(31), codes = bytes.narrow(-1, 4, packing.bytes - 4);
     if (!packing.zero) codes.copy_(at::where(codes.bitwise_and(127) == 127, codes.bitwise_and(~1), codes));  // no NaN
     bytes.narrow(-1, 0, 4).copy_(d.to(at::kFloat).view(at::kByte));
@@ -126,7 +149,7 @@ inline PackedWeight random_weight(const std::string& name, int64_t out, int64_t 
     bytes.narrow(-1, packing.scale_at, 2).copy_(d.view(at::kByte));
   }
   if (packing.minimum_at >= 0) bytes.narrow(-1, packing.minimum_at, 2).copy_(m.view(at::kByte));
-  const Tensor wide_d = d.to(at::kDouble), wide_m = m.to(at::kDouble);
+  const Tensor wide_m = m.to(at::kDouble);
   Tensor values = at::empty({out, in}, at::kDouble);
   for (int64_t k = 0; k < values.numel(); ++k) {
     const int64_t block = k / packing.block;

@@ -268,7 +268,7 @@ void launch_unpack(Kernel kernel, const Unpack& a, Stream stream) {
 template <class Fn>
 void with_blocks(Packing packing, Fn fn) {
   kernels::with_packing(packing, [&]<Packing P>() {
-    if constexpr (P != Packing::kNone) fn.template operator()<P>();
+    if constexpr (kernels::gpu::has_packed_blocks(P)) fn.template operator()<P>();
   });
 }
 

@@ -354,7 +354,7 @@ void launch_rows(const PackedRows& a, Stream stream) {
 }
 
 template <Packing P>
-constexpr bool kTaken = P != Packing::kNone&& kTakesTiles<P>;
+constexpr bool kTaken = kernels::gpu::has_packed_blocks(P) && kTakesTiles<P>;
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/common/packing.h"
+#include "kernels/common/torch/aligned.h"
 #include "kernels/common/torch/ops.h"
 #include "kernels/linear/cuda/linear.h"
 #include "kernels/linear/linear.h"
@@ -49,23 +50,18 @@ inline PackedCall packed_call(const Tensor& x, const Tensor& data, const std::st
     kernels::check_device(*bias, device, "packed_linear: bias");
   }
   Tensor blocks = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
+  check(device.is_cpu() || kernels::gpu::has_packed_blocks(packing), kOp,
+        ": expected a format that GPUs have a kernel for; got ", format, "; dequantise the weight");
   // A GPU reads two bytes at once.
   const bool even = reinterpret_cast<uintptr_t>(blocks.data_ptr()) % 2 == 0 && blocks.stride(0) % 2 == 0;
   if (!device.is_cpu() && !even) blocks = torch::stable::clone(blocks);
   return {device, dtype, packing, in, blocks, bias ? std::optional(torch::stable::contiguous(*bias)) : std::nullopt};
 }
 
-// `count` floats of a buffer that is kept, aligned to a cache line: a vector across two lines is two loads.
-inline float* aligned_floats(std::vector<float>& buffer, int64_t count) {
-  constexpr uintptr_t kLine = 64;
-  buffer.resize(size_t(count) + kLine / sizeof(float));
-  return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(buffer.data()) + kLine - 1) / kLine * kLine);
-}
-
 inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table) {
   const kernels::Rows& in = call.x;
   thread_local std::vector<float> widened;
-  float* const elements = aligned_floats(widened, in.rows * in.cols);
+  float* const elements = kernels::aligned_floats(widened, in.rows * in.cols);
   const int64_t groups = (in.rows + kInputRows - 1) / kInputRows;
   kernels::parallel_rows(groups, kInputRows * in.cols, [&](int64_t begin, int64_t end) {
     table.packed_input(elements, in.data, call.dtype, in.stride, in.rows, in.cols, begin * kInputRows,
@@ -83,7 +79,7 @@ inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table
                     .w_stride = call.data.stride(0)};
   kernels::parallel_rows(args.out, in.rows * in.cols, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> room;
-    table.packed(args, aligned_floats(room, table.room(in.rows, in.cols)), begin, end);
+    table.packed(args, kernels::aligned_floats(room, table.room(in.rows, in.cols)), begin, end);
   });
   return y;
 }

@@ -72,6 +72,14 @@ struct Call {
 
   Call(const char* name, const Tensor& x_given, const Tensor& index_given, const Tensor& weights, const Tensor& up,
        const MaybeTensor& up_bias, const Tensor& down, const MaybeTensor& down_bias, const Options& o)
+      : Call(name, x_given, index_given, weights, up, up_bias, down, down_bias, o,
+             inner_of(name, up, down, o.transposed)) {
+    check_up(), check_down();
+  }
+
+  // Of weights that are not checked here, and are of that width inside.
+  Call(const char* name, const Tensor& x_given, const Tensor& index_given, const Tensor& weights, const Tensor& up,
+       const MaybeTensor& up_bias, const Tensor& down, const MaybeTensor& down_bias, const Options& o, int64_t inner)
       : op(name),
         device(kernels::device_of(x_given)),
         x(kernels::as_rows(x_given, name, device)),
@@ -85,12 +93,9 @@ struct Call {
     const Act act = act_of(op, o.activation);
     check(!o.interleaved || has_gate(act), op, ": expected interleaved for activations with a gate; got it for ",
           o.activation, "; pass false");
-    check(up.dim() == 3 && down.dim() == 3, op, ": expected w_up and w_down of three dimensions, experts first; got ",
-          shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
     const auto type = weights.scalar_type();
     check(type == kernels::ScalarType::Float || type == x_given.scalar_type(), op,
           ": expected weights in float32 or x's dtype; got ", kernels::dtype_name(type), "; cast them");
-    const int64_t inner = down.size(o.transposed ? 1 : 2);
     p = {.dtype = kernels::dtype_of(x_given, op),
          .score_dtype = kernels::dtype_of(weights, op),
          .act = act,
@@ -107,17 +112,16 @@ struct Call {
     check(p.experts >= 1 && p.hidden >= 1 && p.inner >= 1, op,
           ": expected at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
           shape_of(down), "; check the layer's sizes");
-    const int64_t n = p.columns();
-    if (o.transposed) {
-      check_weight(up, {p.experts, p.hidden, n}, "w_up");
-      check_weight(down, {p.experts, p.inner, p.hidden}, "w_down");
-    } else {
-      check_weight(up, {p.experts, n, p.hidden}, "w_up");
-      check_weight(down, {p.experts, p.hidden, p.inner}, "w_down");
-    }
-    b_up = checked_bias(up_bias, n, "b_up");
+    b_up = checked_bias(up_bias, p.columns(), "b_up");
     b_down = checked_bias(down_bias, p.hidden, "b_down");
   }
+
+  static void check_dimensions(const char* op, const Tensor& up, const Tensor& down) {
+    check(up.dim() == 3 && down.dim() == 3, op, ": expected w_up and w_down of three dimensions, experts first; got ",
+          shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
+  }
+  void check_up() const { check_weight(w_up, p.hidden, p.columns(), "w_up"); }  // as plain weights
+  void check_down() const { check_weight(w_down, p.inner, p.hidden, "w_down"); }
 
   Tensor new_tensor(std::initializer_list<int64_t> sizes) const { return kernels::empty(sizes, p.dtype, device); }
   Tensor new_like(const Tensor& t) const { return kernels::empty_like(t, p.dtype); }
@@ -145,8 +149,12 @@ struct Call {
     kernels::check_device(indices, device, op);
     kernels::check_device(weights, device, op);
   }
-  void check_weight(const Tensor& w, std::initializer_list<int64_t> sizes, const char* name) const {
-    check_like(w, sizes, p.dtype, device, op, name);
+  static int64_t inner_of(const char* op, const Tensor& up, const Tensor& down, bool transposed) {
+    check_dimensions(op, up, down);
+    return down.size(transposed ? 1 : 2);
+  }
+  void check_weight(const Tensor& w, int64_t in, int64_t out, const char* name) const {
+    check_like(w, {p.experts, p.transposed ? in : out, p.transposed ? out : in}, p.dtype, device, op, name);
     check(w.is_contiguous(), op, ": expected ", name,
           " contiguous: experts' weights are read where they lie; got strides;",
           " call contiguous() once, when the model is loaded");

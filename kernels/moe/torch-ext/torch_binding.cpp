@@ -1,6 +1,6 @@
 // Ops of the moe package: schemas and rows.
 #include "kernels/common/torch/ops.h"
-#include "kernels/moe/torch-ext/cpu.h"
+#include "kernels/moe/torch-ext/packed.h"
 #if defined(CUDA_KERNEL)
 #include "kernels/moe/torch-ext/gpu.h"
 #endif
@@ -20,6 +20,25 @@ Tensor moe_experts(const Tensor& x, const Tensor& index, const Tensor& weights, 
   if (!c.device.is_cpu()) return gpu::forward(c, false).y;
 #endif
   return cpu::forward(c).y;
+}
+
+Tensor moe_experts_packed(const Tensor& x, const Tensor& index, const Tensor& weights, const Tensor& w_up,
+                          std::string up_format, const MaybeTensor& b_up, const Tensor& w_down, std::string down_format,
+                          const MaybeTensor& b_down, std::string activation, double alpha, double limit,
+                          bool interleaved, bool transposed, bool scale_input) {
+  constexpr const char* kOp = "moe_experts_packed";
+  check(kernels::device_of(x).is_cpu(), kOp,
+        ": expected tensors on the CPU; got another device; dequantise the experts");
+  const kernels::Packing up = cpu::packing_of(kOp, up_format), down = cpu::packing_of(kOp, down_format);
+  Call::check_dimensions(kOp, w_up, w_down);
+  const bool plain = down == kernels::Packing::kNone;
+  const Call c(kOp, x, index, weights, w_up, b_up, w_down, b_down,
+               {activation, alpha, limit, interleaved, transposed, scale_input},
+               plain ? w_down.size(transposed ? 1 : 2) : cpu::columns_of(kOp, w_down, down, "w_down"));
+  const cpu::Matrix first{w_up, up, c.p.columns(), c.p.hidden}, second{w_down, down, c.p.hidden, c.p.inner};
+  first.plain() ? c.check_up() : cpu::check_packed(c, first, "w_up");
+  second.plain() ? c.check_down() : cpu::check_packed(c, second, "w_down");
+  return cpu::packed_forward(c, first, second);
 }
 
 FiveTensors moe_experts_train(const Tensor& x, const Tensor& index, const Tensor& weights, const Tensor& w_up,
@@ -67,6 +86,9 @@ SixTensors backward(const Tensor& dy, const Tensor& x, const Tensor& index, cons
 
 constexpr std::array kOps{
     kernels::op<&moe_experts>("moe_experts(" MOE_INPUTS MOE_OPTIONS ") -> Tensor"),
+    kernels::op<&moe_experts_packed>(
+        "moe_experts_packed(Tensor x, Tensor index, Tensor weights, Tensor w_up, str "
+        "up_format, Tensor? b_up, Tensor w_down, str down_format, Tensor? b_down, " MOE_OPTIONS ") -> Tensor y"),
     kernels::op<&moe_experts_train>("moe_experts_train(" MOE_INPUTS MOE_OPTIONS
                                     ") -> (Tensor y, Tensor h, Tensor order, Tensor slots, Tensor offsets)"),
     kernels::op<&backward<false>>("moe_experts_bwd(Tensor dy, " MOE_INPUTS

@@ -66,9 +66,6 @@ constexpr int max_packed_rows(int64_t in, bool norm) {
   return rows;
 }
 
-// Packings that packed_blocks.cuh has code for; a later one goes by other kernels until it is there.
-constexpr bool has_packed_blocks(Packing packing) { return packing >= Packing::kQ8_0 && packing <= Packing::kE4m3G128; }
-
 // Rows of x and the norm begin at whole vectors of 16 bytes, those of weights at even addresses; as many rows of x as
 // max_packed_rows() says. A device without TMA takes none (packed_rows.cuh).
 inline bool fits_packed_rows(const PackedRows& a) {

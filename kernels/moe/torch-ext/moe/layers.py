@@ -42,6 +42,8 @@ class MegaBlocksMoeMLP(_package.Layer):
 
 CPUMegaBlocksMoeMLP = MegaBlocksMoeMLP
 
+HOST_ALONE = ("PackedExperts",)  # layers of the C++ host that no layer of Python's is
+
 
 class Llama4TextMoe(_package.Layer):
     """Scores multiply the experts' input. The router gives those of all experts, 0 where it did not choose one."""
