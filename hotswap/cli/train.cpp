@@ -87,7 +87,7 @@ void check_free(const fs::path& output) {
 bool keeps_its_format(const ModelFlags& source) {
   if (gguf_path(source)) return true;
   const fs::path config = fs::path(source.model) / "config.json";
-  return fs::is_regular_file(config) && is_quantised(Json::read(config));
+  return fs::is_regular_file(config) && may_stay_packed(Json::read(config));
 }
 
 // Each rank has a GPU of its own.

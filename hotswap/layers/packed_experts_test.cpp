@@ -172,7 +172,6 @@ TEST(PackedExperts, ALayerHasOneOfTwoSlotsAndUnpacks) {
   at::manual_seed(static_cast<uint64_t>(test_support::test_seed()));
   Weight up = random_experts(WeightFormat::kQ4_1, 3, 64, 64), down = random_experts(WeightFormat::kMxfp4, 3, 64, 32);
   up.transposed = down.transposed = true;
-  layer.to(at::kFloat, at::kCPU);
   layer.each_tensor([](const std::string&, Tensor& tensor) { tensor = at::randn(tensor.sizes()); });
   layer.each_weight([&](const std::string& name, Weight& weight) { weight = name == "down_proj" ? down : up; });
   layer.tensors_changed();

@@ -143,7 +143,7 @@ TEST(PackedLinear, RefusesWhatDoesNotFit) {
       },
       {"float32, bfloat16 or float16", "got int64"});
   expect_refusal([&] { call("Q4_K", at::zeros({1, 320}), at::zeros({3, 180}, at::kByte)); }, {"blocks of 256 of q4_k"});
-  expect_refusal([&] { call("Q3_K", at::zeros({1, 256}), bytes); }, {"int4_g128 or e4m3_g128", "q3_k"});
+  expect_refusal([&] { call("Q3_K", at::zeros({1, 256}), bytes); }, {"e4m3_g128 or mxfp4", "q3_k"});
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "kernels/common/testing/bench.h"
+#include "kernels/common/testing/packed_weight.h"
 
 using at::Tensor;
 using namespace kernels::bench;
@@ -75,6 +76,51 @@ void run(Bench& bench, const Shape& s, at::ScalarType dtype) {
              .target = s.tokens <= 16 ? 2.0 : 1.1});
 }
 
+// Experts in blocks, whose bytes are read, beside the same dequantised to bfloat16. All experts have the same weights,
+// each in memory of its own.
+void run_packed(Bench& bench, const Shape& s, const std::string& up, const std::string& down) {
+  using kernels::testing::random_weight;
+  const double scale = 0.004;
+  const auto [up_bytes, up_exact] =
+      random_weight(up, 2 * s.inner, s.hidden, scale / std::sqrt(double(s.hidden)), scale);
+  const auto [down_bytes, down_exact] =
+      random_weight(down, s.hidden, s.inner, scale / std::sqrt(double(s.inner)), scale);
+  const Tensor exact_up = up_exact, exact_down = down_exact;  // lambdas of g++ 11 take no names of a pair
+  const auto of_all = [&](const Tensor& one) { return one.unsqueeze(0).expand({s.experts, -1, -1}); };
+  const Tensor w_up = of_all(up_bytes).contiguous(), w_down = of_all(down_bytes).contiguous();
+  const Tensor wide_up = of_all(exact_up.to(at::kBFloat16)).contiguous(),
+               wide_down = of_all(exact_down.to(at::kBFloat16)).contiguous();
+  const Tensor x = at::randn({s.tokens, s.hidden}, at::kBFloat16), weights = at::rand({s.tokens, s.top_k});
+  const Tensor index = at::randint(s.experts, {s.tokens, s.top_k}, at::kLong);
+  const int64_t hit = (at::bincount(index.flatten(), {}, s.experts) > 0).sum().item<int64_t>();
+  const auto lower = [](std::string name) {
+    for (char& c : name) c = char(std::tolower(c));
+    return name;
+  };
+  const double none = std::numeric_limits<double>::infinity();
+  const auto ours = [&] {
+    return package().call("moe_experts_packed", x, index, weights, w_up, lower(up), c10::IValue(), w_down, lower(down),
+                          c10::IValue(), "swiglu", 1.0, none, false, false, false)[0];
+  };
+  const auto dequantised = [&] {
+    return package().call("moe_experts", x, index, weights, wide_up, c10::IValue(), wide_down, c10::IValue(), "swiglu",
+                          1.0, none, false, false, false)[0];
+  };
+  bench.run(
+      {.op = "moe_experts_packed",
+       .shape = std::to_string(s.tokens) + "x" + std::to_string(s.hidden) + "x" + std::to_string(s.inner) + " " +
+                std::to_string(s.top_k) + " of " + std::to_string(s.experts) + " " + up + ", " + down,
+       .dtype = "bfloat16",
+       .peer = "dequantised to bfloat16",
+       .bytes = hit * (w_up[0].numel() + w_down[0].numel()),
+       .ours = [&] { ours(); },
+       .theirs = [&] { dequantised(); },
+       .error =
+           [&] { return relative_l2(ours(), in_float64(x, index, weights, of_all(exact_up), of_all(exact_down))); },
+       .tolerance = 3.0 / 256,
+       .target = s.tokens <= 16 ? 2.0 : 0.5});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -83,6 +129,11 @@ int main(int argc, char** argv) {
     // a step of one and of sixteen sequences, and a prompt
     for (const int64_t tokens : {1, 16, 64, 512}) run(bench, {tokens, 8, 128, 512, 192}, dtype);
     for (const int64_t tokens : {1, 16, 512}) run(bench, {tokens, 2, 8, 1024, 2816}, dtype);
+  }
+  // layers of Qwen3-30B-A3B and of gpt-oss-20b: a step, a few at once, a prompt
+  if (bench.wants("moe_experts_packed")) {
+    for (const int64_t tokens : {1, 4, 512}) run_packed(bench, {tokens, 8, 128, 2048, 768}, "Q4_K", "Q6_K");
+    for (const int64_t tokens : {1, 512}) run_packed(bench, {tokens, 4, 32, 2880, 2880}, "MXFP4", "MXFP4");
   }
   return bench.finish();
 }
