@@ -58,19 +58,26 @@ bool keeps_formats(const PretrainedOptions& options, bool is_packed, const at::D
                                                     requests_kernels(options) && !names(options, "Linear"));
 }
 
+// Experts whose own layer the mapping names: it is a kernel of plain ones, as of Linear.
+void unpack_named_experts(CausalLM& model, const PretrainedOptions& options) {
+  std::set<std::string> named;
+  model.each_module([&](const std::string& name, Module& module) {
+    const auto* experts = dynamic_cast<const Experts*>(&module);
+    if (experts != nullptr && experts->packed() && names(options, experts->layer())) named.insert(name);
+  });
+  model.unpack_before_kernels(named);
+}
+
 // Unless the caller asks for them, encoded weights are no gain without a kernel: dequantised for each product.
 void unpack_what_has_no_kernel(CausalLM& model, const PretrainedOptions& options, KernelOptions kernels) {
   if (options.keep_formats || options.quantization_config.load_in_4bit || !model.has_encoded_weights()) return;
+  unpack_named_experts(model, options);
   kernels.strict = false;
   std::set<std::string> without;
   for (const KernelRow& row : plan_kernels(model, Mode::INFERENCE, kernels).rows) {
     const bool packed = row.layer == "PackedLinear" || row.layer == "PackedExperts";
     if (packed && !row.package && !names(options, row.layer)) without.insert(row.name);
   }
-  model.each_module([&](const std::string& name, Module& module) {  // as of Linear: a layer that the mapping names has it
-    const auto* experts = dynamic_cast<const Experts*>(&module);
-    if (experts != nullptr && experts->packed() && names(options, experts->layer())) without.insert(name);
-  });
   model.unpack_before_kernels(without);
 }
 

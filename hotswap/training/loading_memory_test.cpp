@@ -22,8 +22,8 @@ TEST(LoadingMemory, PackedExpertsTakeNoMoreThanTheirFile) {
   };
   const auto size = static_cast<double>(bytes.size());
   const double packed = peak(std::nullopt), plain = peak(false);
-  RecordProperty("file", static_cast<int>(size));
-  RecordProperty("packed", static_cast<int>(packed));
+  RecordProperty("file_bytes", static_cast<int>(size));
+  RecordProperty("packed_peak", static_cast<int>(packed));
   EXPECT_GT(packed, 0.9 * size);  // the count is of this very model
   EXPECT_LT(packed, 1.3 * size);
   EXPECT_GT(plain, 2.5 * size);
