@@ -1,4 +1,5 @@
 // Experts on the CPU against transformers' grouped_mm written with torch's ops.
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/argsort.h>
@@ -13,7 +14,7 @@
 #include <limits>
 
 #include "kernels/common/testing/bench.h"
-#include "kernels/common/testing/packed_weight.h"
+#include "kernels/common/testing/packing_formulas.h"
 
 using at::Tensor;
 using namespace kernels::bench;
@@ -79,12 +80,12 @@ void run(Bench& bench, const Shape& s, at::ScalarType dtype) {
 // Experts in blocks, whose bytes are read, beside the same dequantised to bfloat16. All experts have the same weights,
 // each in memory of its own.
 void run_packed(Bench& bench, const Shape& s, const std::string& up, const std::string& down) {
-  using kernels::testing::random_weight;
+  const at::Generator by = at::detail::getDefaultCPUGenerator();
   const double scale = 0.004;
   const auto [up_bytes, up_exact] =
-      random_weight(up, 2 * s.inner, s.hidden, scale / std::sqrt(double(s.hidden)), scale);
+      kernels::testing::random_blocks(up, 2 * s.inner, s.hidden, scale / std::sqrt(double(s.hidden)), scale / 64, by);
   const auto [down_bytes, down_exact] =
-      random_weight(down, s.hidden, s.inner, scale / std::sqrt(double(s.inner)), scale);
+      kernels::testing::random_blocks(down, s.hidden, s.inner, scale / std::sqrt(double(s.inner)), scale / 64, by);
   const Tensor exact_up = up_exact, exact_down = down_exact;  // lambdas of g++ 11 take no names of a pair
   const auto of_all = [&](const Tensor& one) { return one.unsqueeze(0).expand({s.experts, -1, -1}); };
   const Tensor w_up = of_all(up_bytes).contiguous(), w_down = of_all(down_bytes).contiguous();
