@@ -215,7 +215,7 @@ def family_problems(text: str, sources: list[str]) -> list[str]:
         said |= dict.fromkeys(re.findall(r"\w+", re.sub(r"\(.*?\)", "", names)), re.sub(r"as \w+", "", gguf).strip())
     there = {}
     for row in re.findall(r"^const RegisteredFamily \w+\(\s*\{(.*?)\}\);$", "\n".join(sources), re.MULTILINE | re.DOTALL):
-        keys = dict(re.findall(r'\.(model_type|gguf_architecture) = "(\w+)"', row))
+        keys = dict(re.findall(r'\.(model_type|gguf_architecture) = "([\w-]+)"', row))
         there[keys["model_type"]] = keys.get("gguf_architecture", "")
     return [
         f"docs/adding_a_model.md: {name}: expected {there.get(name, 'no row')}; the table has {said.get(name, 'no row')}"
