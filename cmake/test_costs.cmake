@@ -2,7 +2,7 @@
 # the end while a core idles. A build folder whose tests have run knows their times itself.
 set(HOTSWAP_TEST_COSTS
     python_face_training_test 1000 python_face_experts_test 900 python_face_rest_test 800 python_face_liger_test 700
-    hub_peers_test 400 models 300 pip_test 250 training_ranks 200 training 170 cli 160 cli_hub 160 generation 120 examples_test 120 kernelize 100 install_test 90
+    hub_peers_test 400 pip_test 250 models_parity 200 models 150 training_ranks 200 training 170 cli 160 cli_hub 160 generation 120 examples_test 120 kernelize 100 install_test 90
     adding_a_kernel_test 90 gather_gpu_test 90 serve_clients_test 80 structured_output_test 70 serve_page_test 60)
 
 function(hotswap_test_cost name)  # of a test that the folder of the call has added

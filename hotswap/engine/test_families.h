@@ -62,6 +62,19 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device devi
                                    {"num_heads", 8},
                                    {"n_groups", 2},
                                    {"chunk_size", 8},
+                                   {"mamba_n_heads", 8},  // of those beside attention
+                                   {"mamba_d_ssm", 64},
+                                   {"mamba_d_state", 16},
+                                   {"mamba_n_groups", 2},
+                                   {"mamba_chunk_size", 8},
+                                   {"mamba_rms_norm", true},
+                                   {"attn_layer_indices", {1}},
+                                   {"shared_intermediate_size", 32},
+                                   {"hybrid_override_pattern", "M*E-"},
+                                   {"mamba_num_heads", 8},
+                                   {"mamba_head_dim", 8},
+                                   {"ssm_state_size", 16},
+                                   {"moe_shared_expert_intermediate_size", 32},
                                    {"attn_layer_period", 2},
                                    {"attn_layer_offset", 1},
                                    {"first_k_dense_replace", 1},
@@ -69,6 +82,11 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family, at::Device devi
                                    {"embd_pdrop", 0},
                                    {"attn_pdrop", 0}};
   if (turns_a_part(family)) config["partial_rotary_factor"] = 0.5;
+  if (family == "granitemoehybrid") config["layer_types"] = {"mamba", "attention", "mamba"};
+  if (family == "nemotron_h") {
+    config["sliding_window"] = nullptr;  // it has none
+    config["time_step_min"] = 1e-7;  // by which a prompt's steps of time are clamped, and those of one token are not
+  }
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->init_weights(3, dtype, device);
   model->eval();

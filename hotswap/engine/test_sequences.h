@@ -79,8 +79,9 @@ inline bool prepare(CausalLM& model, const std::string& kind) {
 
 // Whether layers of the family have recurrent states.
 inline bool recurs(const Family& family) {
-  const std::string type = family.model_type;
-  return type == "jamba" || type.find("mamba") != std::string::npos;
+  const std::set<std::string> all = {"mamba", "falcon_mamba",     "mamba2",    "jamba",
+                                     "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h"};
+  return all.contains(family.model_type);
 }
 
 }  // namespace hotswap::test_support

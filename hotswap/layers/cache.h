@@ -19,10 +19,16 @@
 
 namespace hotswap {
 
+class KeyValueLayer;
+class RecurrentLayer;
+
 class CacheLayer {
  public:
   virtual ~CacheLayer() = default;
   virtual void crop(int64_t length) = 0;  // forgets the tokens from `length` on; 0: all, which every layer can
+  virtual void check_crop(int64_t /*length*/) const {}     // Error where crop() would be one
+  virtual KeyValueLayer* key_values() { return nullptr; }  // null: it keeps none, as the next
+  virtual RecurrentLayer* recurrence() { return nullptr; }
 };
 
 // Keys and values. Inference only: memory that is written in place has no gradient.
@@ -32,6 +38,7 @@ class KeyValueLayer : public CacheLayer {
   virtual std::pair<Tensor, Tensor> update(const Tensor& k, const Tensor& v) = 0;
   // See StepMemory.
   virtual std::pair<Tensor, Tensor> writable_rows(int64_t /*batch*/) { return {}; }
+  KeyValueLayer* key_values() override { return this; }
 };
 
 // What a recurrence keeps of all tokens that it has seen, however many: two tensors whose memory never moves, zero
@@ -41,9 +48,38 @@ class RecurrentLayer : public CacheLayer {
   // `x`: says dtype and device where they are made. Error where they are of another batch.
   const RecurrentStates& states(const Tensor& x, at::IntArrayRef conv, at::IntArrayRef ssm);
   void crop(int64_t length) override;
+  void check_crop(int64_t length) const override;
+  RecurrentLayer* recurrence() override { return this; }
 
  private:
   RecurrentStates states_;
+};
+
+// Of a layer that attends and has a recurrence, side by side.
+class KeysAndStatesLayer : public CacheLayer {
+ public:
+  explicit KeysAndStatesLayer(std::unique_ptr<CacheLayer> keys) : keys_(std::move(keys)) {}
+  void crop(int64_t length) override {
+    check_crop(length);
+    keys_->crop(length);
+    states_.crop(length);
+  }
+  void check_crop(int64_t length) const override {
+    keys_->check_crop(length);
+    states_.check_crop(length);
+  }
+  KeyValueLayer* key_values() override { return keys_->key_values(); }
+  RecurrentLayer* recurrence() override { return &states_; }
+
+ private:
+  std::unique_ptr<CacheLayer> keys_;
+  RecurrentLayer states_;
+};
+
+// Of a layer that looks at each token by itself.
+class EmptyLayer : public CacheLayer {
+ public:
+  void crop(int64_t /*length*/) override {}
 };
 
 class Cache : public StepMemory {

@@ -101,17 +101,19 @@ class SlidingLayer : public KeyValueLayer {
     return buffers_.range(begin_, kept + added);
   }
   void crop(int64_t length) override {
+    check_crop(length);
     if (length == 0) {
       *this = SlidingLayer(window_);
       return;
     }
-    if (dropped_ > 0) {
-      throw Error({.kind = ErrorKind::kUnsupported,
-                   .wanted = cat("a cache whose windows of ", window_, " tokens still hold all before token ", length),
-                   .got = cat("one that has forgotten ", dropped_, " of them"),
-                   .next = "crop(0) and run the prompt again"});
-    }
     end_ = std::min(end_, begin_ + length);
+  }
+  void check_crop(int64_t length) const override {
+    if (length == 0 || dropped_ == 0) return;
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat("a cache whose windows of ", window_, " tokens still hold all before token ", length),
+                 .got = cat("one that has forgotten ", dropped_, " of them"),
+                 .next = "crop(0) and run the prompt again"});
   }
 
  private:

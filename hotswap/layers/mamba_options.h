@@ -1,6 +1,7 @@
 // What Mamba's mixers differ in.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -9,10 +10,12 @@ namespace hotswap {
 // Of fresh weights: dt is drawn between min and max on a logarithmic scale, and no smaller than floor.
 struct TimeStepInit {
   double min = 0.001, max = 0.1, floor = 1e-4;
-  double scale = 1;         // of Mamba-1's projection of dt
-  bool constant = false;    // that projection is not drawn
-  bool is_special = true;   // false: dt's bias is 0 and projections are drawn as everywhere (Jamba)
-  int64_t rescaled_by = 1;  // layers whose roots divide the output projection
+  double scale = 1;             // of Mamba-1's projection of dt
+  bool constant = false;        // that projection is not drawn
+  bool is_special = true;       // false: dt's bias is 0 and projections are drawn as everywhere (Jamba)
+  bool special_output = false;  // then, too, the projection out of the mixer (Nemotron-H)
+  bool draws_bias = true;       // of Mamba-2's dt; false: it is 1 (Bamba)
+  int64_t rescaled_by = 1;      // layers whose roots divide the output projection
 };
 
 struct MambaOptions {
@@ -33,6 +36,11 @@ struct MambaOptions {
   int64_t heads = 0, head_dim = 0, groups = 1, chunk_size = 256;
   double dt_min = 0, dt_max = 0;  // dt is clamped between them
   double gated_norm_eps = 1e-5;
+  bool gated_norm = true;                               // false: only a gate, no norm
+  bool norm_before_gate = false;                        // the gate comes last
+  std::optional<bool> output_bias = std::nullopt;       // of the projection out; none: as `bias`
+  double input_multiplier = 1;                          // of what goes in
+  std::array<double, 5> multipliers = {1, 1, 1, 1, 1};  // of the projection's gate, x, B, C and dt
 };
 
 }  // namespace hotswap

@@ -63,7 +63,7 @@ Init inverse_softplus_of(const TimeStepInit& t) {
 }
 
 Init output_init(const TimeStepInit& t, int64_t in) {
-  if (!t.is_special) return Init::normal();
+  if (!t.is_special && !t.special_output) return Init::normal();
   return Init::uniform(1 / std::sqrt(static_cast<double>(in * t.rescaled_by)));
 }
 

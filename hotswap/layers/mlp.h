@@ -27,6 +27,7 @@ struct GatedMLPOptions {
   int64_t dim, hidden;
   std::string activation;  // "silu"
   bool bias = false;
+  double gate_multiplier = 1, down_multiplier = 1;  // of what gate and down give
 };
 
 // What a block does to each token for itself: one gated MLP, or a mixture of experts.
@@ -47,6 +48,8 @@ class GatedMLP : public FeedForward {
 
  private:
   bool trains_whole(const Tensor& x) const;
+  Tensor down(const Tensor& gate, const Tensor& up) const;  // of what both projections gave
+  double gate_multiplier_, down_multiplier_;
   std::unique_ptr<Slot<GatedForward>> gated_;
 };
 

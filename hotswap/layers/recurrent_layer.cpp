@@ -21,13 +21,14 @@ const RecurrentStates& RecurrentLayer::states(const Tensor& x, at::IntArrayRef c
 }
 
 void RecurrentLayer::crop(int64_t length) {
-  if (length == 0) {
-    if (states_.conv.defined()) {
-      states_.conv.zero_();  // in place: the memory never moves
-      states_.ssm.zero_();
-    }
-    return;
-  }
+  check_crop(length);
+  if (!states_.conv.defined()) return;
+  states_.conv.zero_();  // in place: the memory never moves
+  states_.ssm.zero_();
+}
+
+void RecurrentLayer::check_crop(int64_t length) const {
+  if (length == 0) return;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = cat("a cache that can go back to token ", length),
                .got = "a recurrent state, which has all tokens in one",

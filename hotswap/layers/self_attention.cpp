@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "hotswap/layers/linked.h"
+#include "hotswap/layers/multiplied.h"
 
 namespace hotswap {
 namespace {
@@ -87,9 +88,9 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
 Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) const {
   const RotaryTables& rope = context.rope_of(options_.sliding_window > 0);
   const SequenceInfo& sequence = context.attention.sequence();
-  const bool fits = layer_slot_ != nullptr && layer_slot_->op<WriteHeads>() && x.size(1) == 1 &&
-                    context.memory != nullptr && context.position.defined() && sequence.positions.defined() &&
-                    !sequence.padding.defined() && !at::GradMode::is_enabled() &&
+  const bool fits = layer_slot_ != nullptr && options_.key_multiplier == 1 && layer_slot_->op<WriteHeads>() &&
+                    x.size(1) == 1 && context.memory != nullptr && context.position.defined() &&
+                    sequence.positions.defined() && !sequence.padding.defined() && !at::GradMode::is_enabled() &&
                     rope.cos.size(-1) == options_.head_dim && rope.cos.scalar_type() == x.scalar_type();
   if (!fits) return {};
   const int64_t batch = x.size(0);
@@ -122,7 +123,7 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   const auto clipped = [&](const Tensor& y) {
     return options_.clip_qkv > 0 ? at::clamp(y, -options_.clip_qkv, options_.clip_qkv) : y;
   };
-  Tensor q = clipped(linked(q_proj_, x)), k = clipped(linked(k_proj_, x));
+  Tensor q = clipped(linked(q_proj_, x)), k = multiplied(clipped(linked(k_proj_, x)), options_.key_multiplier);
   const auto normalise = [&] {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);

@@ -22,6 +22,7 @@ struct SelfAttentionOptions {
   std::optional<LayerNormOptions> qk_layer_norm = std::nullopt;  // the same, a LayerNorm over each head
   bool norm_for_each_head = false;                               // whose weights are one for each head
   double clip_qkv = 0;                                           // of queries, keys and values; 0: off
+  double key_multiplier = 1;                                     // of keys, before the rotary embedding
   bool interleaved_rotary = false;                               // what turns together stands side by side
   bool wide_rotary = false;                          // turned in float32, by cos and sin of the model's dtype
   std::optional<double> l2_norm_eps = std::nullopt;  // queries and keys over each head, after the rotary embedding

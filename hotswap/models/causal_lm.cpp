@@ -3,6 +3,7 @@
 #include <ATen/ops/add.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/tanh.h>
 #include <c10/core/DeviceGuard.h>
@@ -269,7 +270,8 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
     }
     check_tensor(a.labels, "labels", at::kLong, device());
   }
-  const bool need_logits = a.need_logits.value_or(!(has_labels && training()));
+  const double z_loss = has_labels ? parts_->config.z_loss_coefficient : 0;
+  const bool need_logits = a.need_logits.value_or(!(has_labels && training())) || z_loss > 0;
   const Weight& head = parts_->lm_head.weight;
   if (has_labels && !need_logits && parts_->loss.fuses() && parts_->lm_head.fuses()) {
     Tensor scaled = parts_->config.logits_scaling == 1 ? hidden : at::div(hidden, parts_->config.logits_scaling);
@@ -285,6 +287,9 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   const int64_t time = hidden.size(1), kept = a.logits_to_keep == 0 ? time : std::min(time, a.logits_to_keep);
   out.logits = logits_of(kept == time ? hidden : hidden.narrow(1, time - kept, kept));
   if (has_labels) out.loss = parts_->loss.from_logits(out.logits, {.labels = a.labels, .items = a.num_items_in_batch});
+  if (z_loss > 0) {  // of all tokens, whether or not they have a label
+    out.loss = at::add(out.loss, at::logsumexp(out.logits, {-1}).to(at::kFloat).pow(2).mean(), z_loss);
+  }
   add_aux_loss(parts_->config.mixture, a, out);
   return out;
 }

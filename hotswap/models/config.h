@@ -50,6 +50,7 @@ struct ModelConfig {
   bool rounds_embedding_multiplier = false;                        // to the model's dtype, before it multiplies
   double logits_scaling = 1;                                       // divides the logits
   double logits_multiplier = 1;                                    // of the logits
+  double z_loss_coefficient = 0;         // times the mean square of the logits' log-sum-exp, a part of the loss
   int64_t sliding_window = 0;            // tokens that a query of a sliding layer sees; 0: no layer slides
   std::vector<std::string> layer_types;  // "full_attention" or "sliding_attention", a layer each
   std::vector<int64_t> no_rope_layers;   // 0 where a layer has no rotary embedding, a layer each; empty: all have

@@ -1,5 +1,5 @@
 """For every family, each key of its transformers config class with other values, absent and null: what transformers
-computes of such a folder, which models_test compares with.
+computes of such a folder, which models_parity_test compares with.
 
     python config_keys_oracle.py OUT
 
@@ -69,6 +69,13 @@ FAMILIES = {
     "mamba": STATE_SPACE,
     "falcon_mamba": STATE_SPACE,
     "mamba2": dict(STATE_SPACE, num_heads=4, head_dim=8, n_groups=1, chunk_size=4),
+    "bamba": dict(BASE, hidden_size=32, attn_layer_indices=[1], mamba_n_heads=4, mamba_d_state=4, mamba_chunk_size=4),
+    "granitemoehybrid": dict(BASE, layer_types=["linear_attention", "full_attention"], mamba_n_heads=4, mamba_d_state=4,
+                             mamba_chunk_size=4, num_local_experts=4, num_experts_per_tok=2, shared_intermediate_size=12),
+    "falcon_h1": dict(BASE, mamba_d_ssm=24, mamba_n_heads=4, mamba_d_state=4, mamba_chunk_size=4),
+    "nemotron_h": dict(BASE, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], mamba_num_heads=4,
+                       mamba_head_dim=8, ssm_state_size=4, n_groups=2, chunk_size=4, head_dim=8, n_routed_experts=4,
+                       num_experts_per_tok=2, moe_intermediate_size=8, moe_shared_expert_intermediate_size=12),
     "jamba": dict(BASE, attn_layer_period=2, attn_layer_offset=1, num_experts=4, num_experts_per_tok=2, mamba_d_state=4),
 }  # fmt: skip
 ALL = os.environ.get("HOTSWAP_CONFIG_KEYS") == "all"
@@ -84,6 +91,9 @@ NOT_COMPUTED_WITH = {
 TEXTS = {
     "hidden_act": ["gelu", "relu"],
     "hidden_activation": ["gelu", "relu"],
+    "mlp_hidden_act": ["gelu", "relu"],
+    "mamba_hidden_act": ["gelu"],
+    "position_embedding_type": ["rope", "nope"],
     "time_step_init_scheme": ["constant"],
     "topk_method": ["group_limited_greedy"],
 }

@@ -22,15 +22,32 @@ using test_support::TempFolder;
 using Object = nlohmann::ordered_json;
 
 Object config_of(const std::string& family) {
-  return {{"model_type", family},    {"vocab_size", 40},
-          {"hidden_size", 24},       {"num_hidden_layers", 2},
-          {"intermediate_size", 32}, {"num_attention_heads", 4},
-          {"rms_norm_eps", 1e-5},    {"state_size", 5},
-          {"num_heads", 8},          {"head_dim", 6},
-          {"n_groups", 2},           {"initializer_range", 0.4},
-          {"num_experts", 5},        {"num_experts_per_tok", 2},
-          {"attn_layer_period", 2},  {"attn_layer_offset", 1},
-          {"chunk_size", 4},         {"max_position_embeddings", 64}};
+  Object config = {{"model_type", family},    {"vocab_size", 40},
+                   {"hidden_size", 24},       {"num_hidden_layers", 2},
+                   {"intermediate_size", 32}, {"num_attention_heads", 4},
+                   {"rms_norm_eps", 1e-5},    {"state_size", 5},
+                   {"num_heads", 8},          {"head_dim", 6},
+                   {"n_groups", 2},           {"initializer_range", 0.4},
+                   {"num_experts", 5},        {"num_experts_per_tok", 2},
+                   {"attn_layer_period", 2},  {"attn_layer_offset", 1},
+                   {"chunk_size", 4},         {"max_position_embeddings", 64}};
+  const Object mixed = {{"num_key_value_heads", 2},    {"mamba_n_heads", 8},
+                        {"mamba_d_ssm", 48},           {"mamba_d_state", 5},
+                        {"mamba_n_groups", 2},         {"mamba_chunk_size", 4},
+                        {"attn_layer_indices", {0}},   {"mamba_num_heads", 8},
+                        {"mamba_head_dim", 6},         {"ssm_state_size", 5},
+                        {"mamba_rms_norm", true},      {"shared_intermediate_size", 20},
+                        {"moe_intermediate_size", 12}, {"moe_shared_expert_intermediate_size", 20}};
+  config.update(mixed);
+  if (family == "bamba") config["head_dim"] = 8;                                     // of which half turns
+  if (family == "granitemoehybrid") config["layer_types"] = {"attention", "mamba"};  // names of older files
+  if (family == "nemotron_h") config["layers_block_type"] = {"attention", "moe", "mamba", "mlp"};
+  return config;
+}
+
+bool attends_too(const std::string& family) {
+  return family == "jamba" || family == "bamba" || family == "granitemoehybrid" || family == "falcon_h1" ||
+         family == "nemotron_h";
 }
 
 Json parsed_config(const Object& config) { return Json::parse(config.dump(), "config.json"); }
@@ -54,6 +71,9 @@ TEST_P(MambaModels, StatesStayWhereTheyAreAndBeginAnew) {
   const auto cache = model->make_cache();
   (*model)({.input_ids = ids.narrow(1, 0, 6), .cache = cache.get()});
   expect_has(message_of([&] { cache->crop(4); }), {"go back to token 4", "crop(0)"});
+  // No layer has forgotten anything, those with keys neither.
+  const Tensor rest = (*model)({.input_ids = ids.narrow(1, 6, 3), .cache = cache.get()}).logits;
+  EXPECT_LE((rest - whole.narrow(1, 6, 3)).abs().max().item<double>(), 1e-5 * whole.abs().max().item<double>());
   cache->crop(0);
   const Tensor again = (*model)({.input_ids = ids, .cache = cache.get()}).logits;
   EXPECT_LE((again - whole).abs().max().item<double>(), 1e-5 * whole.abs().max().item<double>());
@@ -90,13 +110,15 @@ TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
   EXPECT_TRUE(layers.contains("causal_conv1d_fn") && layers.contains("causal_conv1d_update"));
   EXPECT_TRUE(layers.contains("selective_state_update"));
   model->unkernelize();
-  if (GetParam() == std::string("jamba")) return;
+  if (attends_too(GetParam())) return;
   EXPECT_FALSE(layers.contains("attention"));
   expect_has(message_of([&] { model->set_attn_implementation("flash_attention_2"); }),
              {"a model with attention", GetParam()});
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, MambaModels, testing::Values("mamba", "falcon_mamba", "mamba2", "jamba"));
+INSTANTIATE_TEST_SUITE_P(Models, MambaModels,
+                         testing::Values("mamba", "falcon_mamba", "mamba2", "jamba", "bamba", "granitemoehybrid",
+                                         "falcon_h1", "nemotron_h"));
 
 TEST(MambaConfig, SizesAndLimits) {
   const auto read = [](Object config) { return family_of(parsed_config(config)).read_config(parsed_config(config)); };
@@ -131,6 +153,53 @@ TEST(MambaConfig, SizesAndLimits) {
   Object mixed = config_of("jamba");
   mixed["attn_layer_offset"] = 2;
   expect_has(message_of([&] { read(mixed); }), {"attn_layer_offset from 0 to below", "2 in config.json"});
+}
+
+// Each refusal names the key.
+TEST(MambaConfig, OfFamiliesThatAttendToo) {
+  const auto read = [](Object config) { return family_of(parsed_config(config)).read_config(parsed_config(config)); };
+  const auto refused = [&](const char* family, const char* key, const Object& value) {
+    Object config = config_of(family);
+    config[key] = value;
+    return message_of([&] { read(config); });
+  };
+  for (const char* family : {"bamba", "granitemoehybrid", "falcon_h1"}) {
+    expect_has(refused(family, "hidden_act", "gelu"), {"hidden_act other than silu"});
+    expect_has(refused(family, "mamba_n_groups", 3), {"48 channels", "mamba_n_groups", "8 of 6 in 3"});
+    expect_has(refused(family, "mamba_d_head", 5), {"mamba_d_head", "8 of 5"});
+  }
+  expect_has(refused("bamba", "attn_layer_indices", {0, 2}),
+             {"attn_layer_indices from 0 to below", "2 in config.json"});
+  expect_has(refused("bamba", "partial_rotary_factor", 0.25), {"partial_rotary_factor"});
+  expect_has(refused("granitemoehybrid", "layer_types", {"mamba"}), {"2 layer_types", "1 in"});
+  expect_has(refused("granitemoehybrid", "layer_types", {"mamba", "conv"}), {"layer_types of", "\"conv\""});
+  expect_has(refused("falcon_h1", "mlp_multipliers", {1, 2, 3}), {"2 finite values in mlp_multipliers", "1, 2, 3"});
+  expect_has(refused("falcon_h1", "ssm_multipliers", {1}), {"5 finite values in ssm_multipliers"});
+  expect_has(refused("nemotron_h", "sliding_window", 8), {"sliding_window"});
+  expect_has(refused("nemotron_h", "mamba_hidden_act", "gelu"), {"mamba_hidden_act other than silu"});
+  expect_has(refused("nemotron_h", "layers_block_type", Object::array()), {"a layer at least in layers_block_type"});
+  expect_has(refused("nemotron_h", "layers_block_type", {"conv"}), {"layers_block_type of", "\"conv\""});
+
+  // A pattern of letters, under which older files have the types, counts where there are no types.
+  Object lettered = config_of("nemotron_h");
+  lettered["hybrid_override_pattern"] = "M*X";
+  EXPECT_EQ(read(lettered).layer_types.size(), 4);
+  lettered.erase("layers_block_type");
+  expect_has(message_of([&] { read(lettered); }), {"hybrid_override_pattern", "'X'"});
+  lettered["hybrid_override_pattern"] = "M*-";
+  lettered["mamba_n_groups"] = 4;  // the older name of n_groups counts
+  const ModelConfig three = read(lettered);
+  EXPECT_EQ(three.layer_types, (std::vector<std::string>{"linear_attention", "full_attention", "mlp"}));
+  EXPECT_EQ(three.num_hidden_layers, 3);
+  EXPECT_EQ(three.mamba.groups, 4);
+
+  // Without recurrence nothing of its keys is read, and the MLP may have another activation.
+  Object dense = config_of("granitemoehybrid");
+  dense["layer_types"] = {"full_attention", "full_attention"};
+  dense["num_local_experts"] = 0;
+  dense["hidden_act"] = "gelu";
+  dense["mamba_n_heads"] = 7;
+  EXPECT_EQ(read(dense).mamba.heads, 0);
 }
 
 TEST(MambaConfig, OlderFilesNameTheEmbeddingOtherwise) {

@@ -1,4 +1,4 @@
-"""Random tiny models of each family as transformers computes them: what models_test compares with.
+"""Random tiny models of each family as transformers computes them: what models_parity_test compares with.
 
     python parity_oracle.py OUT SEED
 
@@ -15,6 +15,7 @@ and OUT/<family>/<case>/parameters.json: the parameters' names in the order that
 One process for all families: importing transformers is the slow part.
 """
 
+import importlib
 import inspect
 import json
 import os
@@ -28,18 +29,23 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+
 def norm_by_groups():
     """Mamba-2's norm as mamba-ssm and transformers from 5.24 on have it: each group of channels by itself."""
-    from transformers.models.mamba2 import modeling_mamba2
+    for family, norm, mixer in (("mamba2", "MambaRMSNormGated", "Mamba2Mixer"), ("bamba", "BambaRMSNormGated", "BambaMixer"),
+                                ("granitemoehybrid", "GraniteMoeHybridRMSNormGated", "GraniteMoeHybridMambaLayer")):  # fmt: skip
+        module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+        by_groups(getattr(module, norm), getattr(module, mixer))
 
-    norm, mixer = modeling_mamba2.MambaRMSNormGated, modeling_mamba2.Mamba2Mixer
+
+def by_groups(norm, mixer):
     if "group_size" in inspect.signature(norm.__init__).parameters:
         return
     make = mixer.__init__
 
     def made(self, config, *args, **kwargs):
         make(self, config, *args, **kwargs)
-        self.norm.groups = config.n_groups
+        self.norm.groups = self.n_groups
 
     def forward(self, hidden_states, gate=None):
         x = hidden_states.float() * torch.nn.functional.silu(gate.float())
@@ -50,12 +56,27 @@ def norm_by_groups():
     mixer.__init__, norm.forward = made, forward
 
 
+def norm_in_float32():
+    """Nemotron-H's norm as its publisher and transformers from 5.24 on have it: rounded once, after the weight."""
+    from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHRMSNorm
+
+    def forward(self, hidden_states):
+        x = hidden_states.float()
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight.float() * x).to(hidden_states.dtype)
+
+    NemotronHRMSNorm.forward = forward
+
+
 def randomise(model):
     for name, p in model.named_parameters():
         if p.dim() == 1:
             p.data.normal_(0, 0.2).add_(0.0 if name.endswith("bias") else 1.0)
         else:
             p.data.normal_(0, 1.0 if "embed" in name else p.shape[1] ** -0.5)
+    for name, b in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            b.normal_(0, 0.2)
 
 
 def make_model(config):
@@ -65,10 +86,16 @@ def make_model(config):
         config, dtype=torch.float32, attn_implementation="eager" if capped else None)
 
 
+def only_recurs(config):
+    """transformers counts a cache's tokens by keys, and these families' models fail where no layer has any."""
+    mixed = config.model_type in ("bamba", "granitemoehybrid")
+    return mixed and set(config.layer_types) == {"linear_attention"}
+
+
 def auxiliary(model, out):
     if "output_router_logits" not in inspect.signature(model.forward).parameters:
         return
-    if model.config.model_type == "granitemoe":  # transformers 5.17 collects no logits of its routers, and fails
+    if model.config.model_type.startswith("granitemoe"):  # transformers 5.17 collects no logits of its routers, and fails
         return
     model.zero_grad()
     result = model(input_ids=out["input_ids"], labels=out["labels"], output_router_logits=True, use_cache=False)
@@ -110,9 +137,13 @@ def write_case(folder, config, time):
         # A fresh module: dynamic rotary embeddings remember the longest sequence that they have seen.
         fresh = make_model(config).eval()
         fresh.load_state_dict(model.state_dict())
-        out["greedy"] = fresh.generate(out["prompt"], max_new_tokens=12, do_sample=False, eos_token_id=None)
+        out["greedy"] = fresh.generate(out["prompt"], max_new_tokens=12, do_sample=False, eos_token_id=None,
+                                       use_cache=not only_recurs(config))  # fmt: skip
         for p in fresh.parameters():  # not .to(): rotary frequencies stay float32, as from_pretrained has them
             p.data = p.data.bfloat16()
+        for module in fresh.modules():
+            if hasattr(module, "mup_vector"):  # Falcon-H1's, which from_pretrained makes in the model's dtype
+                module.mup_vector = module.mup_vector.bfloat16()
         out["bf16_logits"] = fresh(input_ids=ids, use_cache=False).logits
     auxiliary(model, out)
     save_file({k: v.contiguous() for k, v in out.items()}, os.path.join(folder, "expected.safetensors"))
@@ -123,6 +154,7 @@ def main():
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     norm_by_groups()
+    norm_in_float32()
     torch.set_num_threads(2)
     with open(os.path.join(root, "cases.json")) as f:
         families = json.load(f)

@@ -15,7 +15,7 @@
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/weights.h"
 #include "hotswap/models/test_files.h"
-#include "hotswap/models/test_parity_configurations.h"
+#include "hotswap/models/test_recurrent_configurations.h"
 
 namespace hotswap {
 namespace {
@@ -35,7 +35,7 @@ std::set<std::string> selected_families() {
       const testing::TestInfo& test = *suite.GetTestInfo(j);
       if (!test.should_run()) continue;
       const std::string name = test.name();  // "StockInBfloat16/llama_plain"
-      for (const Configuration& c : kConfigurations) {
+      for (const Configuration& c : parity_configurations()) {
         if (name.substr(name.find('/') + 1) == parity_name(c)) families.insert(c.family);
       }
     }
@@ -51,7 +51,7 @@ struct Oracle {
   Oracle() {
     Object cases;
     const std::set<std::string> families = selected_families();
-    for (const Configuration& c : kConfigurations) {
+    for (const Configuration& c : parity_configurations()) {
       if (families.count(c.family) == 0) continue;
       Object config = Object::parse(kBase);
       config["model_type"] = c.family;
@@ -131,12 +131,20 @@ void expect_values(const Case& c, const PretrainedOptions& options) {
   trained.loss.backward();
   // Under the model's names, or where transformers' module has another form, under the checkpoint's.
   const TensorRules rules = model->family().tensor_rules(model->config());
+  const TensorRules modules = model->family().module_names(model->config());
   TensorMap gradients, others;
   model->each_parameter([&](const std::string& name, Tensor& tensor) {
     ASSERT_TRUE(tensor.grad().defined()) << name;
     const std::string before = name_before(rules, name);  // in GLM-4 the names of two norms are exchanged
     const bool renamed = before != name && c.expected().has("grad." + before);
-    (!renamed && c.expected().has("grad." + name) ? gradients : others).emplace_back(name, tensor.grad());
+    const std::string module = name_before(modules, name);  // files of Nemotron-H have names that no module has
+    if (!renamed && c.expected().has("grad." + name)) {
+      gradients.emplace_back(name, tensor.grad());
+    } else if (!renamed && c.expected().has("grad." + module)) {
+      gradients.emplace_back(module, tensor.grad());
+    } else {
+      others.emplace_back(name, tensor.grad());
+    }
   });
   const TensorMap converted = in_checkpoint_terms(others, rules);
   gradients.insert(gradients.end(), converted.begin(), converted.end());
@@ -163,13 +171,16 @@ void expect_order(const Case& c, const PretrainedOptions& options) {
   const auto model = c.load(options);
   if (model->family().own_parameter_order) return;
   const TensorRules renames = model->family().tensor_rules(model->config());
+  const TensorRules modules = model->family().module_names(model->config());
   std::vector<std::string> names;
   model->each_parameter([&](const std::string& name, Tensor&) { names.push_back(name); });
   const auto theirs = Json::read(c.folder() / "parameters.json").as<std::vector<std::string>>();
   ASSERT_EQ(names.size(), theirs.size());
   for (size_t i = 0; i < names.size();
        ++i) {  // a checkpoint's name is the module's there, or was that of an earlier release
-    EXPECT_TRUE(names[i] == theirs[i] || name_before(renames, names[i]) == theirs[i]) << names[i] << ", " << theirs[i];
+    const bool same = names[i] == theirs[i] || name_before(renames, names[i]) == theirs[i] ||
+                      name_before(modules, names[i]) == theirs[i];
+    EXPECT_TRUE(same) << names[i] << ", " << theirs[i];
   }
 }
 
@@ -243,14 +254,16 @@ TEST_P(Parity, StockInBfloat16) {
   const Tensor logits = (*model)({.input_ids = case_->want("input_ids")}).logits;
   ASSERT_EQ(logits.scalar_type(), at::kBFloat16);
   const Tensor got = logits.to(at::kFloat), want = case_->want("bf16_logits").to(at::kFloat);
-  if (GetParam().family == std::string("falcon")) {
-    // transformers adds its biases in an operation of their own, and masks where torch has a causal form: no further
-    // from float32 than that, but for chance.
+  // Falcon's biases transformers adds in an operation of their own, and masks where torch has a causal form. Mamba-2's
+  // scan adds up in float32 in another order, and one value of thousands then rounds to another one.
+  const bool differs = GetParam().family == std::string("falcon") || model->config().mamba.heads > 0;
+  const bool same = at::equal(got, want);
+  if (differs && !same) {  // no further from float32 than transformers, but for chance
     const Tensor exact = case_->want("logits");
     EXPECT_LE(relative_l2(got, exact), 1.25 * relative_l2(want, exact));
     return;
   }
-  EXPECT_TRUE(at::equal(got, want)) << relative_max(got, want);
+  EXPECT_TRUE(same) << relative_max(got, want);
 }
 
 TEST_P(Parity, SavedModelIsTheSameModel) {
@@ -265,15 +278,13 @@ TEST_P(Parity, SavedModelIsTheSameModel) {
   EXPECT_EQ(open_checkpoint(folder.path())->names(), open_checkpoint(case_->folder())->names());
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Parity, testing::ValuesIn(kConfigurations),
+INSTANTIATE_TEST_SUITE_P(Families, Parity, testing::ValuesIn(parity_configurations()),
                          [](const auto& info) { return parity_name(info.param); });
 
 TEST(Families, EachHasConfigurations) {
-  for (const Family* family : families()) {
-    EXPECT_TRUE(std::any_of(std::begin(kConfigurations), std::end(kConfigurations), [&](const Configuration& c) {
-      return std::string(c.family) == family->model_type;
-    })) << family->model_type;
-  }
+  std::set<std::string> configured;
+  for (const Configuration& c : parity_configurations()) configured.insert(c.family);
+  for (const Family* family : families()) EXPECT_TRUE(configured.contains(family->model_type)) << family->model_type;
 }
 
 }  // namespace

@@ -32,7 +32,7 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                    {"max_window_layers", 1},
                                    {"sliding_window_pattern", 2},
                                    {"no_rope_layer_interval", 2},
-                                   {"head_dim", 6},
+                                   {"head_dim", family == "bamba" ? 8 : 6},  // of which half turns
                                    {"max_position_embeddings", 64},
                                    {"num_experts", 5},  // of mixtures
                                    {"intermediate_size_mlp", 32},
@@ -53,6 +53,19 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                    {"num_heads", 8},
                                    {"n_groups", 2},
                                    {"chunk_size", 4},
+                                   {"mamba_n_heads", 8},  // of those beside attention
+                                   {"mamba_d_ssm", 48},
+                                   {"mamba_d_state", 7},
+                                   {"mamba_n_groups", 2},
+                                   {"mamba_chunk_size", 4},
+                                   {"mamba_rms_norm", true},
+                                   {"attn_layer_indices", {1}},
+                                   {"shared_intermediate_size", 20},
+                                   {"hybrid_override_pattern", "M*E-"},
+                                   {"mamba_num_heads", 8},
+                                   {"mamba_head_dim", 6},
+                                   {"ssm_state_size", 7},
+                                   {"moe_shared_expert_intermediate_size", 20},
                                    {"attn_layer_period", 2},
                                    {"attn_layer_offset", 1},
                                    {"first_k_dense_replace", 1},
@@ -60,6 +73,11 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                    {"embd_pdrop", 0},
                                    {"attn_pdrop", 0}};
   if (turns_a_part(family)) config["partial_rotary_factor"] = 0.7;
+  if (family == "granitemoehybrid") config["layer_types"] = {"mamba", "attention", "mamba"};
+  if (family == "nemotron_h") {
+    config["sliding_window"] = nullptr;  // it has none
+    config["time_step_min"] = 1e-7;  // by which a prompt's steps of time are clamped, and those of one token are not
+  }
   auto model = AutoModelForCausalLM::from_config(Json::parse(config.dump(), "config.json"));
   model->init_weights(5);
   model->eval();

@@ -1,4 +1,5 @@
-// The models that parity_test.cpp compares with transformers: a configuration a line.
+// The models that parity_test.cpp compares with transformers: a configuration a line. Those with recurrences are in
+// test_recurrent_configurations.h.
 #pragma once
 
 #include <ostream>
@@ -34,7 +35,6 @@ inline constexpr const char* kQwenMoe = R"({"num_experts": 6, "num_experts_per_t
 inline constexpr const char* kGpt2 = R"({"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0})";
 inline constexpr const char* kGlmMoe =
     R"({"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24})";
-inline constexpr const char* kMamba = R"({"state_size": 6, "time_step_rank": 5})";
 
 // Every switch of a family's config, sizes that divide and that do not.
 inline constexpr Configuration kConfigurations[] = {
@@ -329,28 +329,6 @@ inline constexpr Configuration kConfigurations[] = {
         "num_experts_per_tok": 3, "moe_intermediate_size": 16, "topk_method": "group_limited_greedy", "n_group": 4,
         "topk_group": 2, "routed_scaling_factor": 16.0, "n_shared_experts": 1})",
      14},
-    {"mamba", "plain", kMamba, 17},
-    {"mamba", "untied_biases_narrow", R"({"hidden_size": 30, "expand": 3, "state_size": 1, "conv_kernel": 3,
-        "use_bias": true, "tie_word_embeddings": false})",
-     9},
-    {"mamba", "residual_in_its_dtype", R"({"state_size": 17, "use_conv_bias": false, "residual_in_fp32": false,
-        "conv_kernel": 2})",
-     12},
-    {"falcon_mamba", "plain", kMamba, 17},
-    {"falcon_mamba", "untied_biases",
-     R"({"hidden_size": 20, "state_size": 5, "use_bias": true, "tie_word_embeddings": false, "mixer_rms_eps": 1e-2})",
-     8},
-    {"mamba2", "plain", R"({"num_heads": 8, "head_dim": 12, "n_groups": 2, "state_size": 6, "chunk_size": 5})", 17},
-    {"mamba2", "one_group_tied_limits", R"({"num_heads": 6, "head_dim": 16, "n_groups": 1, "state_size": 10,
-        "time_step_limit": [0.1, 0.9], "use_bias": true, "use_conv_bias": false, "tie_word_embeddings": true})",
-     11},
-    {"jamba", "plain", R"({"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 6,
-        "num_experts_per_tok": 2, "mamba_d_state": 6, "mamba_dt_rank": 5})",
-     17},
-    {"jamba", "biases_tied", R"({"attn_layer_period": 2, "attn_layer_offset": 0, "expert_layer_period": 3,
-        "expert_layer_offset": 0, "num_experts": 5, "num_experts_per_tok": 3, "mamba_d_state": 9, "mamba_d_conv": 3,
-        "mamba_expand": 1, "mamba_proj_bias": true, "mamba_conv_bias": false, "tie_word_embeddings": true})",
-     10},
 };
 
 }  // namespace hotswap

@@ -31,11 +31,18 @@ MIXTURE = dict(num_local_experts=4, num_experts_per_tok=2)
 ROUTED = dict(head_dim=8, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, moe_intermediate_size=16,
               first_k_dense_replace=1, n_group=1, topk_group=1)  # fmt: skip
 SLIDING = dict(layer_types=["sliding_attention", "full_attention"], sliding_window=8)
+MIXER = dict(mamba_n_heads=4, mamba_d_state=4, mamba_chunk_size=8)
+NEMOTRON = dict(mamba_num_heads=4, mamba_head_dim=16, ssm_state_size=4, n_groups=2, chunk_size=8, n_routed_experts=4, moe_intermediate_size=16,
+                moe_shared_expert_intermediate_size=16, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"])  # fmt: skip
 GPT2 = dict(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64, **TOKENS)
 CONFIGS = {
     "cohere": BASE, "cohere2": BASE, "ernie4_5": {**BASE, "head_dim": 8}, "exaone4": {**BASE, **SLIDING},
     "falcon": {**PLAIN, "ffn_hidden_size": 48, "bias": True}, "glm": {**BASE, "head_dim": 8}, "glm4": {**BASE, "head_dim": 8},
     "glm4_moe": {**BASE, **ROUTED}, "gpt2": GPT2, "gpt_neox": {**PLAIN, "intermediate_size": 48},
+    "bamba": {**BASE, **MIXER, "attn_layer_indices": [1]}, "falcon_h1": {**BASE, **MIXER, "mamba_d_ssm": 64, "mamba_rms_norm": True},
+    "granitemoehybrid": {**BASE, **MIXER, **MIXTURE, "shared_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
+                         "position_embedding_type": "rope"},
+    "nemotron_h": {**BASE, **NEMOTRON, "head_dim": 8},
     "granitemoe": {**BASE, **MIXTURE}, "olmo": BASE, "phi": BASE, "stablelm": BASE, "starcoder2": BASE,
 }  # fmt: skip
 OTHERS |= {
@@ -73,6 +80,7 @@ COHERE = [{("model.layers.*.input_layernorm", "LayerNorm"), ("model.norm", "Laye
           {(name, norm) for name in ("model.layers.*.input_layernorm", "model.norm") for norm in ("RMSNorm", "AddRMSNorm")}]  # fmt: skip
 OLMO = {(name, "LayerNorm") for name in ("model.layers.*.input_layernorm", "model.layers.*.post_attention_layernorm", "model.norm")}
 LAYER = {("model.layers.*", "DecoderLayer")}
+SHARED = "model.layers.*.shared_mlp"
 FALCON = linears("transformer.h.*.self_attention", *SPLIT, "dense") | linears("transformer.h.*.mlp", "dense_*h_to_h", "dense_h_to_*h")
 OF_GPT2 = (linears("transformer.h.*.attn", *SPLIT, "c_proj") | linears("transformer.h.*.mlp", "c_fc", "c_proj")
            | {("", "ForCausalLMLoss"), ("", "LinearCrossEntropy"), ("transformer.h.*.mlp.act", "NewGELU")})  # fmt: skip
@@ -84,6 +92,7 @@ DIFFERENT = {
     "gpt_neox": [linears("gpt_neox.layers.*.attention", *SPLIT) | {("embed_out", "Linear")},
                  {("gpt_neox.layers.*.attention.query_key_value", "Linear"), ("lm_head", "Linear")}],
     "olmo": [OLMO, LAYER], "stablelm": [set(), LAYER],
+    "granitemoehybrid": [linears(SHARED, "gate_proj", "up_proj") | {(SHARED, "SwiGLUMLP")}, linears(SHARED, "input_linear")],
 }  # fmt: skip
 
 

@@ -37,6 +37,7 @@ SlotNeeds needs_of(const ModelConfig& c, const SelfAttentionOptions& o) {
   need(o.qk_norm_of_all_heads, "norm of all heads together");
   need(o.l2_norm_eps.has_value(), "norm behind the rotary embedding");
   need(o.temperature.floor > 0, "temperature of queries");
+  need(o.key_multiplier != 1, "multiplier of keys");
   need(c.residual_multiplier != 1, "residual multiplier");
   need(!is_llamas(c.norm()) || (o.qk_norm && !is_llamas(*o.qk_norm)), "norm that rounds otherwise than Llama's");
   return needs;

@@ -41,22 +41,38 @@ void read_deepseek_mixtures(ModelConfig& c, const Json& json, const DeepseekMixt
   for (int64_t i = 0; i < std::min(dense, c.num_hidden_layers); ++i) c.mixture.sparse[i] = false;
 }
 
+static RouterOptions deepseek_router(const ModelConfig& c) {
+  const MixtureConfig& m = c.mixture;
+  return {.dim = c.hidden_size,
+          .experts = m.num_experts,
+          .top_k = m.num_experts_per_tok,
+          .groups = m.n_group,
+          .top_groups = m.topk_group,
+          .sorted = false,
+          .renormalize = m.norm_topk_prob,
+          .scale = m.routed_scaling_factor,
+          .float32_logits = true,
+          .float32_weights = true};
+}
+
+RouterOptions deepseek_v3_router(const ModelConfig& c) {
+  RouterOptions router = deepseek_router(c);
+  router.scoring = Scoring::kSigmoid;
+  router.correction = true;
+  router.eps = 1e-20;
+  return router;
+}
+
 MixtureOptions deepseek_mixture(const ModelConfig& c) {
   MixtureOptions mixture = mixture_options(c);
-  mixture.router.float32_logits = mixture.router.float32_weights = true;
-  mixture.router.sorted = false;
-  mixture.router.groups = c.mixture.n_group;
-  mixture.router.top_groups = c.mixture.topk_group;
-  mixture.router.scale = c.mixture.routed_scaling_factor;
+  mixture.router = deepseek_router(c);
   mixture.shared_name = "shared_experts";
   return mixture;
 }
 
 MixtureOptions deepseek_v3_mixture(const ModelConfig& c) {
   MixtureOptions mixture = deepseek_mixture(c);
-  mixture.router.scoring = Scoring::kSigmoid;
-  mixture.router.correction = true;
-  mixture.router.eps = 1e-20;
+  mixture.router = deepseek_v3_router(c);
   return mixture;
 }
 

@@ -21,6 +21,7 @@ void read_deepseek_mixtures(ModelConfig& config, const Json& json, const Deepsee
 MixtureOptions deepseek_mixture(const ModelConfig& config);
 // V3's: a sigmoid of each score, a correction that only the choice reads.
 MixtureOptions deepseek_v3_mixture(const ModelConfig& config);
+RouterOptions deepseek_v3_router(const ModelConfig& config);
 // Layers after the last one, which predict further tokens: no part of the model here.
 TensorRule layers_beyond(const ModelConfig& config);
 

@@ -9,7 +9,8 @@ namespace hotswap {
 
 void read_granite_multipliers(ModelConfig& c, const Json& json) {
   c.embedding_multiplier = positive_number(json, "embedding_multiplier", 1);
-  c.attention_scale = positive_number(json, "attention_multiplier", 1);
+  const bool is_null = json.raw().contains("attention_multiplier") && !json.has("attention_multiplier");
+  if (!is_null) c.attention_scale = positive_number(json, "attention_multiplier", 1);
   c.residual_multiplier = positive_number(json, "residual_multiplier", 1);
   c.logits_scaling = positive_number(json, "logits_scaling", 1);
 }

@@ -4,6 +4,25 @@
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
+namespace hotswap {
+
+MixtureOptions granite_mixture(const ModelConfig& c) {
+  MixtureOptions mixture = mixture_options(c);
+  mixture.router.scoring = Scoring::kSoftmaxOfChosen;
+  mixture.router.widens_logits = true;
+  mixture.router_name = "router";
+  return mixture;
+}
+
+TensorRules granite_expert_rules() {
+  const std::string part = "model.layers.*.block_sparse_moe.";
+  return {TensorRule::rename(part + "input_linear.weight", part + "experts.gate_up_proj"),
+          TensorRule::rename(part + "output_linear.weight", part + "experts.down_proj"),
+          TensorRule::rename(part + "router.layer", part + "router")};
+}
+
+}  // namespace hotswap
+
 namespace hotswap::granitemoe {
 
 ModelConfig read_config(const Json& json) {
@@ -17,19 +36,10 @@ ModelConfig read_config(const Json& json) {
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   SelfAttentionOptions attention = attention_options(c, layer);
   attention.qkv_bias = attention.output_bias = c.attention_bias;
-  MixtureOptions mixture = mixture_options(c);
-  mixture.router.scoring = Scoring::kSoftmaxOfChosen;
-  mixture.router.widens_logits = true;
-  mixture.router_name = "router";
-  return mixture_block(c, attention, mixture, layer, "block_sparse_moe");
+  return mixture_block(c, attention, granite_mixture(c), layer, "block_sparse_moe");
 }
 
-TensorRules tensor_rules(const ModelConfig&) {
-  const std::string part = "model.layers.*.block_sparse_moe.";
-  return {TensorRule::rename(part + "input_linear.weight", part + "experts.gate_up_proj"),
-          TensorRule::rename(part + "output_linear.weight", part + "experts.down_proj"),
-          TensorRule::rename(part + "router.layer", part + "router")};
-}
+TensorRules tensor_rules(const ModelConfig&) { return granite_expert_rules(); }
 
 const RegisteredFamily kFamily({.model_type = "granitemoe",
                                 .class_name = "GraniteMoeForCausalLM",

@@ -5,13 +5,13 @@
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/families/mamba.h"
+#include "hotswap/models/families/mamba2.h"
+#include "hotswap/models/families/mixed_block.h"
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
 
 namespace hotswap::jamba {
 namespace {
-
-constexpr const char* kRecurrent = "linear_attention";  // transformers' word in layer_types
 
 // Every `period`-th layer, from `offset` on.
 class Every {
@@ -48,7 +48,7 @@ ModelConfig read_config(const Json& json) {
   c.rope_parameters = {};
   const Every attention(json, "attn", 8, 4);
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    if (!attention.has(i)) c.layer_types[i] = kRecurrent;
+    if (!attention.has(i)) c.layer_types[i] = kRecurrentLayer;
   }
   c.no_rope_layers.assign(c.num_hidden_layers, 0);
   read_mixtures(c, json);
@@ -65,47 +65,21 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-//   hidden += mixer(norm(hidden)); hidden += feed_forward(norm(hidden))
-class JambaBlock : public Block {
- public:
-  JambaBlock(const ModelConfig& c, int64_t layer)
-      : input_layernorm_(c.hidden_size, c.norm()), pre_ff_(c.hidden_size, c.norm()) {
-    const bool recurrent = c.layer_types.at(layer) == kRecurrent;
-    if (recurrent) {
-      mixer_ = std::make_unique<MambaMixer>(mamba_options(c, layer));
-    } else {
-      mixer_ = std::make_unique<SelfAttention>(attention_options(c, layer));
-    }
-    if (c.mixture.sparse.at(layer)) {
-      MixtureOptions mixture = mixture_options(c);
-      mixture.router_name = "router";
-      feed_forward_ = std::make_unique<Mixture>(mixture);
-    } else {
-      feed_forward_ = std::make_unique<GatedMLP>(mlp_options(c));
-    }
-    own(recurrent ? "mamba" : "self_attn", *mixer_);
-    own("feed_forward", *feed_forward_);
-    own("input_layernorm", input_layernorm_);
-    own("pre_ff_layernorm", pre_ff_);
-  }
-  HiddenState forward(const HiddenState& in, const ForwardContext& context) override {
-    const auto [y, h] = in.residual.defined() ? input_layernorm_.forward(in.x, in.residual)
-                                              : AddRMSNorm::Result{input_layernorm_.forward(in.x), in.x};
-    const auto [z, residual] = pre_ff_.forward(mixer_->forward(y, context), h);
-    return {feed_forward_->forward(z, context), residual};
-  }
-  std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
-    return mixer_->make_cache_layer(reserve);
-  }
-
- private:
-  std::unique_ptr<TokenMixer> mixer_;
-  std::unique_ptr<FeedForward> feed_forward_;
-  AddRMSNorm input_layernorm_, pre_ff_;
-};
-
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
-  return std::make_unique<JambaBlock>(c, layer);
+  MixedBlockParts parts{.mixer_name = recurs(c, layer) ? "mamba" : "self_attn"};
+  if (recurs(c, layer)) {
+    parts.mixer = std::make_unique<MambaMixer>(mamba_options(c, layer));
+  } else {
+    parts.mixer = std::make_unique<SelfAttention>(attention_options(c, layer));
+  }
+  if (c.mixture.sparse.at(layer)) {
+    MixtureOptions mixture = mixture_options(c);
+    mixture.router_name = "router";
+    parts.feed_forward = std::make_unique<Mixture>(mixture);
+  } else {
+    parts.feed_forward = std::make_unique<GatedMLP>(mlp_options(c));
+  }
+  return std::make_unique<MixedBlock>(c, std::move(parts));
 }
 
 TensorRules module_names(const ModelConfig&) { return {TensorRule::rename("model.final_layernorm", "model.norm")}; }

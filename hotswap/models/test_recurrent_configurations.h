@@ -1,0 +1,118 @@
+// Of test_parity_configurations.h, the models whose layers have recurrences, or some of them.
+#pragma once
+
+#include <vector>
+
+#include "hotswap/models/test_parity_configurations.h"
+
+namespace hotswap {
+
+inline constexpr const char* kMamba = R"({"state_size": 6, "time_step_rank": 5})";
+
+inline constexpr Configuration kRecurrentConfigurations[] = {
+    {"mamba", "plain", kMamba, 17},
+    {"mamba", "untied_biases_narrow", R"({"hidden_size": 30, "expand": 3, "state_size": 1, "conv_kernel": 3,
+        "use_bias": true, "tie_word_embeddings": false})",
+     9},
+    {"mamba", "residual_in_its_dtype", R"({"state_size": 17, "use_conv_bias": false, "residual_in_fp32": false,
+        "conv_kernel": 2})",
+     12},
+    {"falcon_mamba", "plain", kMamba, 17},
+    {"falcon_mamba", "untied_biases",
+     R"({"hidden_size": 20, "state_size": 5, "use_bias": true, "tie_word_embeddings": false, "mixer_rms_eps": 1e-2})",
+     8},
+    {"mamba2", "plain", R"({"num_heads": 8, "head_dim": 12, "n_groups": 2, "state_size": 6, "chunk_size": 5})", 17},
+    {"mamba2", "one_group_tied_limits", R"({"num_heads": 6, "head_dim": 16, "n_groups": 1, "state_size": 10,
+        "time_step_limit": [0.1, 0.9], "use_bias": true, "use_conv_bias": false, "tie_word_embeddings": true})",
+     11},
+    {"jamba", "plain", R"({"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 6,
+        "num_experts_per_tok": 2, "mamba_d_state": 6, "mamba_dt_rank": 5})",
+     17},
+    {"jamba", "biases_tied", R"({"attn_layer_period": 2, "attn_layer_offset": 0, "expert_layer_period": 3,
+        "expert_layer_offset": 0, "num_experts": 5, "num_experts_per_tok": 3, "mamba_d_state": 9, "mamba_d_conv": 3,
+        "mamba_expand": 1, "mamba_proj_bias": true, "mamba_conv_bias": false, "tie_word_embeddings": true})",
+     10},
+    {"bamba", "plain", R"({"attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_chunk_size": 5})",
+     17},
+    {"bamba", "biases_tied_groups", R"({"attn_layer_indices": [0, 2], "mamba_n_heads": 6, "mamba_d_state": 9,
+        "mamba_n_groups": 2, "mamba_d_conv": 3, "mamba_proj_bias": true, "mamba_conv_bias": false,
+        "time_step_limit": [0.1, 0.9], "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true})",
+     11},
+    {"bamba", "all_turns_z_loss", R"({"attn_layer_indices": [0], "mamba_n_heads": 4, "mamba_d_state": 5,
+        "num_key_value_heads": 1, "head_dim": 10, "z_loss_coefficient": 0.05,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 1.0}})",
+     20},
+    {"bamba", "no_attention", R"({"attn_layer_indices": null, "mamba_n_heads": 12, "mamba_d_head": 12,
+        "mamba_expand": 3, "mamba_d_state": 4, "mamba_n_groups": 3, "mamba_chunk_size": 4})",
+     14},
+    {"granitemoehybrid", "plain", R"({"layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 28,
+        "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_chunk_size": 5, "position_embedding_type": "nope"})",
+     17},
+    {"granitemoehybrid", "multipliers_rope_groups", R"({"layer_types": ["mamba", "attention", "mamba"],
+        "intermediate_size": 16, "num_local_experts": 5, "num_experts_per_tok": 3, "shared_intermediate_size": 20,
+        "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 7, "mamba_n_groups": 2, "mamba_proj_bias": true,
+        "mamba_conv_bias": false, "position_embedding_type": "rope", "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.3, "residual_multiplier": 0.22, "logits_scaling": 6.0, "attention_bias": true,
+        "tie_word_embeddings": true})",
+     14},
+    {"granitemoehybrid", "without_experts", R"({"layer_types": ["full_attention", "linear_attention",
+        "linear_attention", "full_attention"], "num_hidden_layers": 4, "num_local_experts": 0,
+        "shared_intermediate_size": 56, "mamba_n_heads": 4, "mamba_expand": 1, "mamba_d_state": 5,
+        "num_key_value_heads": 1, "attention_multiplier": 0.2, "time_step_limit": [0.1, 0.9]})",
+     12},
+    {"granitemoehybrid", "dense_without_recurrence", R"({"layer_types": ["full_attention", "full_attention",
+        "full_attention"], "num_local_experts": 0, "shared_intermediate_size": 64, "position_embedding_type": "rope",
+        "mamba_n_heads": 8, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 10.0,
+        "hidden_act": "gelu", "rope_parameters": {"rope_type": "default", "rope_theta": 1e7}})",
+     20},
+    {"granitemoehybrid", "only_recurrences", R"({"intermediate_size": 24, "num_local_experts": 4,
+        "num_experts_per_tok": 4, "shared_intermediate_size": 28, "mamba_n_heads": 12, "mamba_n_groups": 4,
+        "mamba_d_state": 3, "mamba_d_conv": 2, "rms_norm_eps": 1e-3})",
+     9},
+    {"falcon_h1", "plain", R"({"mamba_d_ssm": 64, "mamba_n_heads": 8, "mamba_d_state": 6, "mamba_chunk_size": 5})", 17},
+    {"falcon_h1", "multipliers", R"({"mamba_d_ssm": 72, "mamba_n_heads": 6, "mamba_d_head": 12, "mamba_d_state": 7,
+        "mamba_n_groups": 3, "mamba_rms_norm": true, "mamba_norm_before_gate": false, "embedding_multiplier": 5.5,
+        "lm_head_multiplier": 0.3, "key_multiplier": 0.7, "attention_in_multiplier": 1.3,
+        "attention_out_multiplier": 0.8, "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.6,
+        "mlp_multipliers": [0.9, 0.4], "ssm_multipliers": [0.7, 1.4, 0.6, 1.1, 0.5]})",
+     14},
+    {"falcon_h1", "norm_before_gate_biases_tied", R"({"mamba_d_ssm": 48, "mamba_n_heads": 4, "mamba_d_state": 5,
+        "mamba_n_groups": 2, "mamba_rms_norm": true, "mamba_d_conv": 3, "mamba_proj_bias": true,
+        "projectors_bias": true, "mamba_conv_bias": false, "attention_bias": true, "mlp_bias": true,
+        "tie_word_embeddings": true})",
+     11},
+    {"falcon_h1", "width_of_expand_mqa_limits", R"({"mamba_d_ssm": null, "mamba_expand": 1, "mamba_n_heads": 6,
+        "mamba_d_state": 8, "mamba_chunk_size": 4, "num_key_value_heads": 1, "head_dim": 10, "projectors_bias": true,
+        "ssm_multipliers": [1.0, 1.0, 0.5, 1.0, 1.0], "time_step_limit": [0.1, 0.9],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e11}})",
+     20},
+    {"nemotron_h", "pattern", R"({"hybrid_override_pattern": "M-*M", "mamba_num_heads": 8, "mamba_head_dim": 6,
+        "n_groups": 2, "ssm_state_size": 6, "chunk_size": 5, "head_dim": 8})",
+     17},
+    {"nemotron_h", "experts", R"({"layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+        "mamba_num_heads": 6, "mamba_head_dim": 16, "n_groups": 3, "ssm_state_size": 5, "head_dim": 12,
+        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 28, "routed_scaling_factor": 2.5, "residual_in_fp32": true})",
+     14},
+    {"nemotron_h", "latent_groups_biases", R"({"hybrid_override_pattern": "MEM*E", "mamba_num_heads": 8,
+        "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 7, "head_dim": 8, "num_key_value_heads": 1,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 16, "moe_latent_size": 24,
+        "moe_shared_expert_intermediate_size": 20, "n_group": 4, "topk_group": 2, "norm_topk_prob": false,
+        "use_bias": true, "mlp_bias": true, "use_conv_bias": false, "conv_kernel": 3})",
+     12},
+    {"nemotron_h", "clamped_steps_silu_mqa", R"({"layers_block_type": ["mlp", "linear_attention", "full_attention"],
+        "mamba_num_heads": 4, "mamba_head_dim": 10, "n_groups": 2, "ssm_state_size": 4, "chunk_size": 4,
+        "head_dim": 10, "num_key_value_heads": 1, "time_step_min": 0.3, "mlp_hidden_act": "silu",
+        "layer_norm_epsilon": 1e-3})",
+     20},
+};
+
+// All there are.
+inline std::vector<Configuration> parity_configurations() {
+  std::vector<Configuration> all(std::begin(kConfigurations), std::end(kConfigurations));
+  all.insert(all.end(), std::begin(kRecurrentConfigurations), std::end(kRecurrentConfigurations));
+  return all;
+}
+
+}  // namespace hotswap
