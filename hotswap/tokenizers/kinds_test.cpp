@@ -136,29 +136,54 @@ TEST_F(Kinds, EveryCodePoint) {
   if (!whole) expect_as_python(jobs);
 }
 
-// Each code point between two letters, through the whole tokenizer of each file.
-TEST_F(Kinds, EveryCodePointOfEachFile) {
-  const bool whole = strings_of_full_run() > 0;
-  constexpr size_t kAtOnce = 2000;  // lines of one file: what Python's answers may take of memory
-  const std::vector<char32_t> all = blocks(1024);
-  Plain jobs = Plain::array();
-  for (const auto& [name, file] : tokenizer_files()) {
-    Plain lines = Plain::array();
-    for (const char32_t first : all) {
-      std::string text;
-      for (char32_t c = first; c < first + kBlock; ++c) text += cat("a", utf8_of(c), "b");
-      lines.push_back(text);
-      if (lines.size() < kAtOnce && first != all.back()) continue;
-      jobs.push_back({{"file", file.string()}, {"texts", std::move(lines)}, {"brief", true}});
-      lines = Plain::array();
-      if (!whole) continue;
-      expect_as_python(jobs);
-      if (HasFailure()) return;
-      jobs.clear();
-    }
-    report_equal(name, static_cast<int64_t>(all.size() * kBlock), "code points");
+// Each code point through the whole tokenizer of each file: between two letters, 64 of them to a text, and by itself.
+class EveryCodePointOfEachFile : public Kinds {
+ protected:
+  void SetUp() override {
+    Kinds::SetUp();
+    if (!IsSkipped()) all_ = blocks(1024);
   }
-  if (!whole) expect_as_python(jobs);
+
+  // At most as many texts of one file at a time as Python's answers may take of memory.
+  template <class TextsOfBlock>
+  void run(const char* what, size_t at_once, const TextsOfBlock& texts_of_block) {
+    const bool whole = strings_of_full_run() > 0;
+    Plain jobs = Plain::array();
+    for (const auto& [name, file] : tokenizer_files()) {
+      Plain texts = Plain::array();
+      for (const char32_t first : all_) {
+        for (std::string& text : texts_of_block(first)) texts.push_back(std::move(text));
+        if (texts.size() < at_once && first != all_.back()) continue;
+        jobs.push_back({{"file", file.string()}, {"texts", std::move(texts)}, {"brief", true}});
+        texts = Plain::array();
+        if (!whole) continue;
+        expect_as_python(jobs);
+        if (HasFailure()) return;
+        jobs.clear();
+      }
+      report_equal(name, static_cast<int64_t>(all_.size() * kBlock), what);
+    }
+    if (!whole) expect_as_python(jobs);
+  }
+
+ private:
+  std::vector<char32_t> all_;
+};
+
+TEST_F(EveryCodePointOfEachFile, InsideAWord) {
+  run("code points inside a word", 2000, [](char32_t first) {
+    std::string text;
+    for (char32_t c = first; c < first + kBlock; ++c) text += cat("a", utf8_of(c), "b");
+    return std::vector<std::string>{text};
+  });
+}
+
+TEST_F(EveryCodePointOfEachFile, Alone) {
+  run("code points alone", 100000, [](char32_t first) {
+    std::vector<std::string> texts;
+    for (char32_t c = first; c < first + kBlock; ++c) texts.push_back(utf8_of(c));
+    return texts;
+  });
 }
 
 // What Unicode got after the version that utf8proc has here.
