@@ -26,7 +26,7 @@ bool is_allowed(const std::string& host, const AccessRules& rules) {
 void check_origin(const httplib::Request& request, const AccessRules& rules) {
   const std::string host = request.get_header_value("Host");
   if (rules.loopback && !host.empty() && !is_allowed(host, rules)) {
-    throw ApiError(403, cat("expected a Host of this machine; got ", shown(host), "; name it with --allowed-host"));
+    throw ApiError(403, {"a Host of this machine", shown(host), "start the server with --allowed-host and its name"});
   }
   if (!request.has_header("Origin")) return;
   const std::string origin = request.get_header_value("Origin");
@@ -34,8 +34,8 @@ void check_origin(const httplib::Request& request, const AccessRules& rules) {
   const std::string from = scheme == std::string::npos ? "" : origin.substr(scheme + 3);
   const bool named = std::find(rules.hosts.begin(), rules.hosts.end(), host_name(from)) != rules.hosts.end();
   if (!from.empty() && (lower(from) == lower(host) || named)) return;
-  throw ApiError(403,
-                 cat("expected no Origin, or this server's; got ", shown(origin), "; name it with --allowed-host"));
+  throw ApiError(403, {"no Origin, or this server's", shown(origin),
+                       "start the server with --allowed-host and the name of its host"});
 }
 
 void check_key(const httplib::Request& request, const AccessRules& rules) {
@@ -50,7 +50,8 @@ void check_key(const httplib::Request& request, const AccessRules& rules) {
 void check_content_type(const httplib::Request& request) {
   const std::string type = request.get_header_value("Content-Type");
   if (lower(trim(type.substr(0, type.find(';')))) == "application/json") return;
-  throw ApiError(415, cat("expected Content-Type application/json; got ", type.empty() ? "none" : shown(type)));
+  throw ApiError(415, {"Content-Type application/json", type.empty() ? "none" : shown(type),
+                       "send the header Content-Type: application/json"});
 }
 
 }  // namespace hotswap::serve

@@ -22,6 +22,8 @@ constexpr std::pair<const char*, RuleKind> kStructured[] = {{"json", RuleKind::k
                                                             {"choice", RuleKind::kChoice},
                                                             {"grammar", RuleKind::kGrammar}};
 
+using OutJson = nlohmann::ordered_json;
+
 AnswerRules of_schema(const grammar::SchemaJson& schema, const std::string& field) {
   return {.ebnf = grammar::schema_grammar(schema),
           .field = field,
@@ -30,16 +32,20 @@ AnswerRules of_schema(const grammar::SchemaJson& schema, const std::string& fiel
 
 AnswerRules of_expr(const grammar::ExprPtr& expr, const std::string& field) {
   const std::string text = grammar::Rules().print(expr);
-  if (text.empty()) bad_request(cat("expected ", field, " that some text fits; got one that none does"), field);
+  if (text.empty()) {
+    bad_request({cat(field, " that some text fits"), "one that none does", "correct what contradicts itself", field});
+  }
   return {.ebnf = text, .field = field};
 }
 
 AnswerRules of_choices(const Json& list, const std::string& field) {
   std::vector<grammar::ExprPtr> choices;
   const auto texts = list.as<std::vector<std::string>>();
-  if (texts.empty() || texts.size() > kMaxChoices) bad_request(cat("expected 1 to ", kMaxChoices, " choices"), field);
+  if (texts.empty() || texts.size() > kMaxChoices) {
+    bad_request({cat("1 to ", kMaxChoices, " choices"), cat(texts.size()), "send a list of that length", field});
+  }
   for (const std::string& text : texts) {
-    if (text.empty()) bad_request("expected choices that are not empty", field);
+    if (text.empty()) bad_request({"choices that are not empty", "\"\"", "leave the empty one out", field});
     choices.push_back(grammar::literal(text));
   }
   return of_expr(grammar::choice(std::move(choices)), field);
@@ -51,7 +57,9 @@ AnswerRules of_kind(RuleKind kind, const Json& value, const std::string& field) 
       if (!value.is_string()) return of_schema(value.raw(), field);
       const auto text = value.as<std::string>();
       const std::string problem = json_problem(text);
-      if (!problem.empty()) bad_request(cat("expected ", field, " as a JSON Schema; got ", problem), field);
+      if (!problem.empty()) {
+        bad_request({cat(field, " as a JSON Schema"), problem, "correct the text, or send it as an object", field});
+      }
       return of_schema(Json::parse(text, field).raw(), field);
     }
     case RuleKind::kRegex:
@@ -72,10 +80,15 @@ std::optional<AnswerRules> of_response_format(RequestBody& body) {
     const std::string type = format->is_object() ? format->at<std::string>("type") : "";
     if (type == "text") return std::nullopt;
     if (type == "json_object") return of_schema({{"type", "object"}}, field);
-    if (type != "json_schema") bad_request("expected response_format of type text, json_object or json_schema", field);
+    if (type != "json_schema") {
+      bad_request({"response_format of type text, json_object or json_schema", came(format),
+                   "send {\"type\": \"json_object\"}, for example", field});
+    }
     const Json named = format->child("json_schema");
     const bool complete = named.is_object() && !named.at<std::string>("name").empty() && named.has("schema");
-    if (!complete) bad_request("expected json_schema {\"name\", \"schema\"}", field);
+    if (!complete) {
+      bad_request({"json_schema {\"name\", \"schema\"}", came(named.raw()), "send both, the name not empty", field});
+    }
     named.get<bool>("strict", true);
     return of_schema(named.child("schema").raw(), field);
   });
@@ -88,18 +101,21 @@ std::optional<AnswerRules> of_structured_outputs(RequestBody& body) {
   const auto given = body.json(field);
   if (!given) return std::nullopt;
   return body.guarded(field, [&] {
-    if (!given->is_object()) bad_request("expected structured_outputs as an object", field);
+    if (!given->is_object()) {
+      bad_request({"structured_outputs as an object", came(given), "send {\"json\": SCHEMA}, for example", field});
+    }
     std::optional<AnswerRules> rules;
     for (const auto& [name, value] : given->items()) {
       if (value.is_null() || (value.is_bool() && !value.as<bool>())) continue;  // as vLLM's client sends what is unset
       const auto known = std::find_if(std::begin(kStructured), std::end(kStructured),
                                       [&, n = name](const auto& k) { return n == k.first; });
-      if (known == std::end(kStructured))
-        bad_request(cat("expected json, regex, choice or grammar; got ", name.substr(0, 80)), field);
-      if (rules) bad_request("expected one of json, regex, choice and grammar; got two", field);
+      if (known == std::end(kStructured)) {
+        bad_request({"json, regex, choice or grammar", came(OutJson(name)), "send one of these", field});
+      }
+      if (rules) bad_request({"one of json, regex, choice and grammar", "two", "keep one of them", field});
       rules = of_kind(known->second, value, field);
     }
-    if (!rules) bad_request("expected one of json, regex, choice and grammar; got none", field);
+    if (!rules) bad_request({"one of json, regex, choice and grammar", "none", "send one, or leave it out", field});
     return rules;
   });
 }
@@ -110,7 +126,7 @@ std::optional<AnswerRules> read_answer_rules(RequestBody& body) {
   std::optional<AnswerRules> rules = of_response_format(body);
   const auto add = [&](std::optional<AnswerRules> more, const std::string& field) {
     if (!more) return;
-    if (rules) bad_request(cat("expected one constraint; got ", rules->field, " and ", field), field);
+    if (rules) bad_request({"one constraint", cat(rules->field, " and ", field), "leave one of them out", field});
     rules = std::move(more);
   };
   add(of_structured_outputs(body), "structured_outputs");
@@ -122,8 +138,8 @@ std::optional<AnswerRules> read_answer_rules(RequestBody& body) {
     }
   }
   if (body.json("structural_tag")) {
-    throw ApiError(501, "expected a request without structural_tag; got one; use structured_outputs", "structural_tag",
-                   "unsupported_parameter");
+    throw ApiError(501, {"a request without structural_tag", "one with it", "use structured_outputs", "structural_tag",
+                         "unsupported_parameter"});
   }
   return rules;
 }

@@ -28,6 +28,10 @@ OutJson null_if_empty(const std::string& text) { return text.empty() ? OutJson()
 
 }  // namespace
 
+ApiError::ApiError(int status, const Refusal& refusal)
+    : ApiError(status, cat("expected ", refusal.wanted, "; got ", refusal.got, "; ", refusal.next.str()), refusal.param,
+               refusal.code) {}
+
 const char* ApiError::type() const {
   switch (status) {
     case 401:
@@ -54,8 +58,14 @@ std::string ApiError::json() const {
   return body.dump(-1, ' ', false, OutJson::error_handler_t::replace);
 }
 
-void bad_request(const std::string& message, const std::string& param, const std::string& code) {
-  throw ApiError(400, message, param, code);
+void bad_request(const Refusal& refusal) { throw ApiError(400, refusal); }
+
+std::string came(const std::optional<Json>& value) { return value ? came(value->raw()) : "none"; }
+
+std::string came(const nlohmann::ordered_json& value) {
+  constexpr size_t kLongest = 80;
+  const std::string text = value.dump(-1, ' ', false, OutJson::error_handler_t::replace);
+  return text.size() <= kLongest ? text : text.substr(0, kLongest - 3) + "...";
 }
 
 ApiError api_error(const std::exception& error) {

@@ -12,15 +12,16 @@ constexpr size_t kMaxMessages = 4096;
 // A text, or a list of parts of type text, joined by line ends.
 OutJson content_of(const Json& content, const std::string& where) {
   if (content.is_string()) return content.raw();
-  if (!content.is_array()) bad_request(cat("expected ", where, " as a text, null or a list of parts"), where);
+  if (!content.is_array()) {
+    bad_request({cat(where, " as a text, null or a list of parts"), came(content.raw()), "send a text", where});
+  }
   std::string text;
   const char* before = "";
   for (const Json& part : content.elements()) {
     const std::string type = part.is_object() ? part.get<std::string>("type", "") : "";
     if (type != "text") {
-      bad_request(cat("expected parts of type text in ", where, "; got ", type.empty() ? "another" : type,
-                      "; this server reads text only"),
-                  where);
+      bad_request({cat("parts of type text in ", where), type.empty() ? came(part.raw()) : type.substr(0, 80),
+                   "send {\"type\": \"text\", \"text\"}: this server reads text only", where});
     }
     text += before + part.at<std::string>("text");
     before = "\n";
@@ -32,7 +33,9 @@ OutJson content_of(const Json& content, const std::string& where) {
 // goes beyond the limits of a request's own JSON: copying lists that are nested 100,000 deep overflows the stack.
 OutJson tool_calls_of(const Json& calls) {
   OutJson out = calls.raw();
-  if (!out.is_array()) bad_request("expected tool_calls as a list", "messages");
+  if (!out.is_array()) {
+    bad_request({"tool_calls as a list", came(out), "send them as this server's answers have them", "messages"});
+  }
   for (OutJson& call : out) {
     if (!call.is_object() || !call.contains("function") || !call["function"].is_object()) continue;
     OutJson& function = call["function"];
@@ -47,7 +50,9 @@ OutJson tool_calls_of(const Json& calls) {
 
 OutJson message_of(const Json& message, size_t index, bool knows_developer) {
   const std::string where = cat("messages[", index, "]");
-  if (!message.is_object()) bad_request(cat("expected ", where, " as an object"), where);
+  if (!message.is_object()) {
+    bad_request({cat(where, " as an object"), came(message.raw()), "send {\"role\", \"content\"}", where});
+  }
   OutJson out = message.raw();
   const auto role = message.at<std::string>("role");
   if (role == "developer" && !knows_developer) out["role"] = "system";
@@ -58,7 +63,8 @@ OutJson message_of(const Json& message, size_t index, bool knows_developer) {
     out["reasoning_content"] = reasoning->raw();
   }
   if (out["content"].is_null() && role != "assistant") {
-    bad_request(cat("expected a content in ", where, " of role ", role, "; got none"), where + ".content");
+    bad_request({cat("a content in ", where, " of role ", came(OutJson(role))), "none",
+                 "send a text, \"\" for an empty one", where + ".content"});
   }
   if (out["content"].is_null()) out["content"] = "";
   return out;
@@ -68,18 +74,21 @@ OutJson checked_documents(const Json& documents) {
   const OutJson& list = documents.raw();
   const auto is_object = [](const OutJson& document) { return document.is_object(); };
   if (!list.is_array() || !std::all_of(list.begin(), list.end(), is_object)) {
-    bad_request("expected documents as a list of objects", "documents");
+    bad_request({"documents as a list of objects", came(list), "send [{\"title\", \"text\"}, ...]", "documents"});
   }
   return list;
 }
 
 // Variables of the template that are a request's own. Those that have a field of their own were checked there.
 OutJson checked_variables(const Json& variables) {
-  if (!variables.is_object()) bad_request("expected chat_template_kwargs as an object", "chat_template_kwargs");
+  if (!variables.is_object()) {
+    bad_request(
+        {"chat_template_kwargs as an object", came(variables.raw()), "send {\"name\": value}", "chat_template_kwargs"});
+  }
   for (const char* name : {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}) {
     if (variables.raw().contains(name)) {
-      bad_request(cat("expected ", name, " as a field of the request; got it in chat_template_kwargs"),
-                  "chat_template_kwargs");
+      bad_request({cat(name, " as a field of the request"), "it in chat_template_kwargs", "send it beside messages",
+                   "chat_template_kwargs"});
     }
   }
   return variables.raw();
@@ -89,10 +98,14 @@ OutJson checked_variables(const Json& variables) {
 
 ChatFields read_chat_fields(RequestBody& body, const ChatTemplate& chat_template) {
   const auto messages = body.json("messages");
-  if (!messages || !messages->is_array()) bad_request("expected messages as a list", "messages");
+  if (!messages || !messages->is_array()) {
+    bad_request(
+        {"messages as a list", came(messages), "send [{\"role\": \"user\", \"content\": \"a text\"}]", "messages"});
+  }
   const auto elements = messages->elements();
   if (elements.empty() || elements.size() > kMaxMessages) {
-    bad_request(cat("expected 1 to ", kMaxMessages, " messages; got ", elements.size()), "messages");
+    bad_request({cat("1 to ", kMaxMessages, " messages"), cat(elements.size()),
+                 elements.empty() ? "send at least one" : "leave the oldest out", "messages"});
   }
   ToolRequest tools = read_tools(body, chat_template);
   ChatRequest request{.messages = OutJson::array(), .tools = tools.tools};

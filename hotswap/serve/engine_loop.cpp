@@ -6,6 +6,7 @@
 
 #include "hotswap/base/log.h"
 #include "hotswap/engine/exact_steps.h"
+#include "hotswap/serve/refusals.h"
 
 namespace hotswap::serve {
 namespace {
@@ -76,11 +77,11 @@ EngineLoop::~EngineLoop() { stop(); }
 void EngineLoop::submit(const std::vector<std::shared_ptr<Job>>& jobs) {
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_ || !healthy_) throw ApiError(503, "the server is ending");
+    if (stopping_ || !healthy_) throw server_ends();
     // What finds a free row does not wait.
     const auto present = static_cast<int64_t>(queue_.size()) + gauges_.waiting + gauges_.running;
     if (present + static_cast<int64_t>(jobs.size()) > options_.rows + options_.max_queue) {
-      throw ApiError(429, cat("expected at most ", options_.max_queue, " waiting sequences; got more; send it later"));
+      throw ApiError(429, {cat("at most ", options_.max_queue, " waiting sequences"), "more", "send it later"});
     }
     for (const auto& job : jobs) queue_.push_back({.job = job, .arrived = Clock::now()});
   }
@@ -92,7 +93,7 @@ void EngineLoop::run(const std::function<void(CausalLM&)>& work) {
   auto done = task.get_future();
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_ || !healthy_) throw ApiError(503, "the server is ending");
+    if (stopping_ || !healthy_) throw server_ends();
     works_.emplace_back([&task] { task(); });
   }
   changed_.notify_one();
@@ -132,7 +133,7 @@ void EngineLoop::loop() {
     stopping_ = true;  // nothing more is queued
   }
   take_work();
-  fail_all(ApiError(503, "the server is ending"));
+  fail_all(server_ends());
   publish();
 }
 
@@ -202,7 +203,7 @@ void EngineLoop::step() {
     failures_ = 0;
   } catch (const std::exception& error) {
     log_line(LogLevel::kError, cat("a step failed: ", error.what()));
-    fail_all(ApiError(500, cat("the step failed: ", error.what())));
+    fail_all(ApiError(500, {"a step that runs", error.what(), "send the request again; the server's log has more"}));
     if (++failures_ >= kMaxFailures) healthy_ = false;
   }
 }

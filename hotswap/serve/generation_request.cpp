@@ -11,6 +11,8 @@
 namespace hotswap::serve {
 namespace {
 
+using OutJson = nlohmann::ordered_json;
+
 constexpr int64_t kMaxAnswers = 16, kMaxPrompts = 256, kMaxStops = 16, kMaxStopBytes = 256, kMaxBiases = 1024;
 constexpr int64_t kMaxTopLogprobs = 20, kMaxOldLogprobs = 5;
 constexpr int64_t kDefaultCompletionTokens = 16;  // OpenAI's
@@ -21,10 +23,13 @@ std::vector<std::string> read_stop(RequestBody& body) {
   auto texts = body.guarded("stop", [&] {
     return stop->is_string() ? std::vector<std::string>{stop->as<std::string>()} : stop->as<std::vector<std::string>>();
   });
-  if (texts.size() > kMaxStops) bad_request(cat("expected at most ", kMaxStops, " texts in stop"), "stop");
+  if (texts.size() > kMaxStops) {
+    bad_request({cat("at most ", kMaxStops, " texts in stop"), cat(texts.size()), "send fewer", "stop"});
+  }
   for (const std::string& text : texts) {
     if (!text.empty() && text.size() <= kMaxStopBytes) continue;
-    bad_request(cat("expected texts of 1 to ", kMaxStopBytes, " bytes in stop; got ", text.size()), "stop");
+    bad_request({cat("texts of 1 to ", kMaxStopBytes, " bytes in stop"), cat("one of ", text.size()),
+                 text.empty() ? "leave stop out where nothing is to end the text" : "shorten it", "stop"});
   }
   return texts;
 }
@@ -40,14 +45,15 @@ std::vector<std::pair<int64_t, double>> read_logit_bias(RequestBody& body, int64
       const auto number = value.as<double>();
       const bool is_id = code == std::errc() && end == key.data() + key.size() && id >= 0 && id < vocab;
       if (!is_id || !(number >= -100 && number <= 100)) {
-        bad_request(cat("expected logit_bias as {\"id\": -100..100} with ids below ", vocab, "; got \"", key,
-                        "\": ", value.raw().dump()),
-                    "logit_bias");
+        bad_request({cat("logit_bias as {\"id\": -100..100} with ids below ", vocab),
+                     cat(came(OutJson(key)), ": ", came(value.raw())), "take ids from /tokenize", "logit_bias"});
       }
       out.emplace_back(id, number);
     }
   });
-  if (out.size() > kMaxBiases) bad_request(cat("expected at most ", kMaxBiases, " ids in logit_bias"), "logit_bias");
+  if (out.size() > kMaxBiases) {
+    bad_request({cat("at most ", kMaxBiases, " ids in logit_bias"), cat(out.size()), "send fewer", "logit_bias"});
+  }
   return out;
 }
 
@@ -63,9 +69,9 @@ RowSampling read_sampling(RequestBody& body, const ServedModel& model) {
       .presence_penalty = body.number("presence_penalty", -2, 2).value_or(0),
       .frequency_penalty = body.number("frequency_penalty", -2, 2).value_or(0)};
   if (s.top_k < 0) s.top_k = 0;  // -1 is vLLM's "off"
-  if (s.top_p == 0) bad_request("expected a top_p above 0; got 0", "top_p");
+  if (s.top_p == 0) bad_request({"a top_p above 0", "0", "send temperature 0 for the most probable tokens", "top_p"});
   if (s.repetition_penalty == 0) {
-    bad_request("expected a repetition_penalty above 0; got 0", "repetition_penalty");
+    bad_request({"a repetition_penalty above 0", "0", "send 1 for no penalty", "repetition_penalty"});
   }
   const auto seed = body.get<int64_t>("seed");
   s.seed = seed ? static_cast<uint64_t>(*seed) : std::random_device{}() | uint64_t{std::random_device{}()} << 32;
@@ -88,8 +94,9 @@ void read_ends(RequestBody& body, const ServedModel& model, GenerationRequest& r
 void require_grammars(const ServedModel& model, const std::string& field) {
   const std::string missing = model.grammars ? model.grammars->missing() : "a model that is not served yet";
   if (missing.empty()) return;
-  throw ApiError(501, cat("expected xgrammar for structured output; got none: ", missing), field,
-                 "unsupported_parameter");
+  throw ApiError(501,
+                 {"xgrammar for structured output", cat("none: ", missing),
+                  cat("leave ", field, " out, or install it where this server runs"), field, "unsupported_parameter"});
 }
 
 // Whether the prompt leaves the model in its thoughts.
@@ -120,7 +127,9 @@ void read_common(RequestBody& body, const ServedModel& model, GenerationRequest&
   read_ends(body, model, request);
   request.stream = body.flag("stream");
   if (const auto options = body.json("stream_options")) {
-    if (!options->is_object()) bad_request("expected stream_options as an object", "stream_options");
+    if (!options->is_object()) {
+      bad_request({"stream_options as an object", came(options), "send {\"include_usage\": true}", "stream_options"});
+    }
     request.include_usage = body.guarded("stream_options", [&] { return options->get<bool>("include_usage", false); });
   }
   request.cache_salt = body.get<std::string>("cache_salt").value_or("");
@@ -134,28 +143,33 @@ void read_common(RequestBody& body, const ServedModel& model, GenerationRequest&
 void check_lengths(GenerationRequest& request, const ServedModel& model) {
   for (size_t i = 0; i < request.prompts.size(); ++i) {
     const auto length = static_cast<int64_t>(request.prompts[i].size());
-    if (length == 0) bad_request("expected a prompt of at least one token", request.chat ? "messages" : "prompt");
+    if (length == 0) {
+      bad_request({"a prompt of at least one token", "none", "send a text", request.chat ? "messages" : "prompt"});
+    }
     const int64_t added = request.max_new_tokens.value_or(1);
     if (added > model.max_model_len - length) {
-      bad_request(cat("This model's maximum context length is ", model.max_model_len, " tokens; got ", length,
-                      " of the prompt and ", added, " new ones; shorten the prompt or lower max_tokens"),
-                  request.chat ? "messages" : "prompt", "context_length_exceeded");
+      throw ApiError(400,
+                     cat("This model's maximum context length is ", model.max_model_len, " tokens; got ", length,
+                         " of the prompt and ", added, " new ones; shorten the prompt or lower max_tokens"),
+                     request.chat ? "messages" : "prompt", "context_length_exceeded");
     }
   }
   for (const int64_t id : request.stop.eos) {
-    if (id < 0) bad_request("expected ids of 0 or more in stop_token_ids", "stop_token_ids");
+    if (id < 0)
+      bad_request({"ids of 0 or more in stop_token_ids", cat(id), "take ids from /tokenize", "stop_token_ids"});
   }
 }
+
+}  // namespace
 
 std::vector<int64_t> checked_ids(const Json& list, const std::string& field, int64_t vocab) {
   auto ids = list.as<std::vector<int64_t>>();
   for (const int64_t id : ids) {
-    if (id < 0 || id >= vocab) bad_request(cat("expected token ids from 0 to ", vocab - 1, "; got ", id), field);
+    if (id >= 0 && id < vocab) continue;
+    bad_request({cat("token ids from 0 to ", vocab - 1), cat(id), "take ids from this model's own /tokenize", field});
   }
   return ids;
 }
-
-}  // namespace
 
 int64_t GenerationRequest::new_tokens(size_t prompt, int64_t max_model_len) const {
   return max_new_tokens.value_or(max_model_len - static_cast<int64_t>(prompts[prompt].size()));
@@ -170,7 +184,7 @@ ServedModel::Named named_model(RequestBody& body, const ServedModel& model) {
 
 RenderedRequest render_chat(RequestBody& body, const ServedModel& model) {
   if (!model.chat_template) {
-    bad_request("expected a model with a chat template; got one without; use /v1/completions", "messages");
+    bad_request({"a model with a chat template", "one without", "use /v1/completions", "messages"});
   }
   ChatFields fields = read_chat_fields(body, *model.chat_template);
   std::string text = body.guarded("messages", [&] { return model.chat_template->render(fields.request); });
@@ -179,7 +193,10 @@ RenderedRequest render_chat(RequestBody& body, const ServedModel& model) {
 
 std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model) {
   const auto given = body.json(field);
-  if (!given) bad_request(cat("expected ", field, " as a text, a list of texts, ids or lists of ids"), field);
+  if (!given || !(given->is_string() || given->is_array())) {
+    bad_request({cat(field, " as a text, a list of texts, ids or lists of ids"), came(given),
+                 cat("send {\"", field, "\": \"a text\"}"), field});
+  }
   return body.guarded(field, [&]() -> std::vector<std::vector<int64_t>> {
     const bool special = body.flag("add_special_tokens", true);
     const auto ids_of = [&](const Json& one) {
@@ -189,7 +206,8 @@ std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::str
     const auto elements = given->is_array() ? given->elements() : std::vector<Json>();
     if (given->is_string() || (!elements.empty() && elements[0].is_number())) return {ids_of(*given)};
     if (elements.empty() || elements.size() > kMaxPrompts) {
-      bad_request(cat("expected 1 to ", kMaxPrompts, " prompts; got ", elements.size()), field);
+      bad_request({cat("1 to ", kMaxPrompts, " prompts"), cat(elements.size()),
+                   elements.empty() ? "send at least one" : "send several requests", field});
     }
     std::vector<std::vector<int64_t>> prompts;
     for (const Json& element : elements) prompts.push_back(ids_of(element));
@@ -205,13 +223,16 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
   request.max_new_tokens = newer ? newer : older;
   const auto modalities = body.get<std::vector<std::string>>("modalities");
   if (modalities && *modalities != std::vector<std::string>{"text"}) {
-    bad_request("expected modalities [\"text\"]", "modalities", "unsupported_parameter");
+    bad_request({"modalities [\"text\"]", cat("[", join(*modalities), "]"),
+                 "leave it out: this server writes text only", "modalities", "unsupported_parameter"});
   }
   body.refuse({"audio", "web_search_options", "functions", "function_call"});
   read_common(body, model, request);
   const bool logprobs = body.flag("logprobs");
   const auto top = body.integer("top_logprobs", 0, kMaxTopLogprobs);
-  if (top && !logprobs) bad_request("expected logprobs true beside top_logprobs", "top_logprobs");
+  if (top && !logprobs) {
+    bad_request({"logprobs true beside top_logprobs", "no logprobs", "send \"logprobs\": true", "top_logprobs"});
+  }
   if (logprobs) request.sampling.logprobs = std::min(top.value_or(0), model.vocab());
   request.continues = body.flag("continue_final_message");
   const RenderedRequest rendered = render_chat(body, model);
@@ -239,18 +260,24 @@ GenerationRequest read_completion_request(const std::string& text, const ServedM
   const auto max_tokens = body.integer("max_tokens", 0, INT64_MAX);
   request.echo = body.flag("echo");
   request.max_new_tokens = max_tokens.value_or(kDefaultCompletionTokens);
-  if (request.max_new_tokens == 0 && !request.echo)
-    bad_request("expected max_tokens of 1 or more without echo", "max_tokens");
-  if (request.echo && body.flag("stream")) bad_request("expected echo without stream", "echo", "unsupported_parameter");
+  if (request.max_new_tokens == 0 && !request.echo) {
+    bad_request({"max_tokens of 1 or more without echo", "0", "send more, or echo to score the prompt", "max_tokens"});
+  }
+  if (request.echo && body.flag("stream")) {
+    bad_request({"echo without stream", "both", "leave one of them out", "echo", "unsupported_parameter"});
+  }
   body.refuse({"suffix"});
   read_common(body, model, request);
-  if (body.integer("best_of", 1, kMaxAnswers).value_or(request.n) != request.n) {
-    bad_request("expected best_of equal to n", "best_of", "unsupported_parameter");
+  const auto best_of = body.integer("best_of", 1, kMaxAnswers);
+  if (best_of && *best_of != request.n) {
+    bad_request({"best_of equal to n", cat(*best_of, " and ", request.n),
+                 "take n answers with logprobs and choose among them", "best_of", "unsupported_parameter"});
   }
   request.sampling.logprobs = body.integer("logprobs", 0, kMaxOldLogprobs);
   request.prompts = read_prompts(body, "prompt", model);
   if (request.prompts.size() * request.n > kMaxPrompts) {
-    bad_request(cat("expected at most ", kMaxPrompts, " answers of one request"), "n");
+    bad_request({cat("at most ", kMaxPrompts, " answers of one request"), cat(request.prompts.size() * request.n),
+                 "send several requests", "n"});
   }
   check_lengths(request, model);
   request.unknown = body.unknown();

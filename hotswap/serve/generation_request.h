@@ -57,6 +57,9 @@ RenderedRequest render_chat(RequestBody& body, const ServedModel& model);
 // Of /tokenize and /v1/completions: `field` as a text, ids, or lists of them.
 std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::string& field, const ServedModel& model);
 
+// ApiError 400 where an id is none of the model's.
+std::vector<int64_t> checked_ids(const Json& list, const std::string& field, int64_t vocab);
+
 // What the request names; ApiError 404 where there is no such model.
 ServedModel::Named named_model(RequestBody& body, const ServedModel& model);
 

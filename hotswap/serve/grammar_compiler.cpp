@@ -146,15 +146,19 @@ Compiled GrammarCompiler::compile(const std::string& ebnf) {
     std::thread(State::loop, state_, /*loads=*/state.threads == 0).detach();
   }
   if (!state.progress.wait_for(lock, state.limits.load, [&] { return state.loaded; })) {
-    throw ApiError(503, "expected the grammar library to be loaded by now; send the request again");
+    throw ApiError(503, {"the grammar library to be loaded by now", "none yet", "send the request again"});
   }
-  if (!state.engine) throw ApiError(501, "expected xgrammar for structured output; got none: " + state.problem);
+  if (!state.engine) {
+    throw ApiError(501, {"xgrammar for structured output", "none: " + state.problem,
+                         "send the request without a schema, or install it where this server runs"});
+  }
   if (const Compiled known = state.found(key)) return known;
   auto& job = state.running[key];
   if (!job) {
     if (state.queue.size() >= kMaxQueue) {
       state.running.erase(key);
-      throw ApiError(503, "too many grammars wait to be compiled; send the request later");
+      throw ApiError(503, {cat("at most ", kMaxQueue, " grammars that wait to be compiled"), "one more",
+                           "send the request later"});
     }
     job = std::make_shared<Compilation>(Compilation{.key = key, .text = ebnf});
     state.queue.push_back(job);
@@ -165,13 +169,13 @@ Compiled GrammarCompiler::compile(const std::string& ebnf) {
     if (!mine->begun) {
       std::erase(state.queue, mine);
       state.running.erase(key);
-      throw ApiError(503, "other grammars are being compiled; send the request later");
+      throw ApiError(503, {"a thread that is free to compile the grammar", "none", "send the request later"});
     }
-    bad_request(cat("expected a grammar that compiles within ", state.limits.deadline.count(),
-                    " ms; got one that takes longer; make it smaller"));
+    bad_request({cat("a grammar that compiles within ", state.limits.deadline.count(), " ms"), "one that takes longer",
+                 "make it smaller"});
   }
   if (mine->result) return mine->result;
-  bad_request(mine->error);
+  bad_request({"a grammar that xgrammar compiles", mine->error, "correct or simplify it"});
 }
 
 }  // namespace hotswap::serve

@@ -208,6 +208,10 @@ bool MessageParser::after_call(Parts& out, bool last) {
     return true;
   }
   if (!last && (may_come || next.starts_with(rest))) return false;
+  if (may_come) {  // the answer was cut within what closes its call, which is no content
+    held_.clear();
+    return false;
+  }
   at_ = At::kContent;
   return content(out, last) || !held_.empty();
 }

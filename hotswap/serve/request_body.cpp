@@ -48,13 +48,15 @@ class BodyLimits : public nlohmann::json_sax<nlohmann::ordered_json> {
 
 Json parsed(const std::string& text) {
   const std::string problem = json_problem(text);
-  if (!problem.empty()) bad_request(cat("expected a JSON object; got ", problem), "", "invalid_json");
+  if (!problem.empty()) bad_request({"a JSON object", problem, "send the body as one JSON object", "", "invalid_json"});
   try {
     Json json = Json::parse(text, "the request");
-    if (!json.is_object()) bad_request("expected a JSON object as the request's body", "", "invalid_json");
+    if (!json.is_object()) {
+      bad_request({"a JSON object", came(json.raw()), "send the fields as {\"name\": value}", "", "invalid_json"});
+    }
     return json;
   } catch (const Error& error) {
-    bad_request(error.what(), "", "invalid_json");
+    bad_request({error.wanted(), error.got(), error.next(), "", "invalid_json"});
   }
 }
 
@@ -74,7 +76,7 @@ std::optional<Json> RequestBody::json(const std::string& field) {
 std::optional<double> RequestBody::number(const std::string& field, double min, double max) {
   const auto value = get<double>(field);
   if (value && !(*value >= min && *value <= max)) {
-    bad_request(cat("expected ", field, " from ", min, " to ", max, "; got ", *value), field);
+    bad_request({cat(field, " from ", min, " to ", max), cat(*value), "send a value within these bounds", field});
   }
   return value;
 }
@@ -83,7 +85,7 @@ std::optional<int64_t> RequestBody::integer(const std::string& field, int64_t mi
   const auto value = get<int64_t>(field);
   if (value && (*value < min || *value > max)) {
     const std::string range = max == INT64_MAX ? cat("of ", min, " or more") : cat("from ", min, " to ", max);
-    bad_request(cat("expected ", field, " ", range, "; got ", *value), field);
+    bad_request({cat(field, " ", range), cat(*value), "send a value within these bounds", field});
   }
   return value;
 }
@@ -93,8 +95,8 @@ void RequestBody::ignore(std::initializer_list<const char*> fields) { known_.ins
 void RequestBody::refuse(std::initializer_list<const char*> fields) {
   for (const char* field : fields) {
     if (root_.has(field)) {
-      bad_request(cat("expected a request without ", field, "; got one; this server has no such feature"), field,
-                  "unsupported_parameter");
+      bad_request({cat("a request without ", field), "one with it", "leave it out: this server has no such feature",
+                   field, "unsupported_parameter"});
     }
     known_.insert(field);
   }

@@ -43,7 +43,7 @@ class RequestBody {
     try {
       return get();
     } catch (const Error& error) {
-      bad_request(error.what(), field);
+      bad_request({error.wanted(), error.got(), error.next(), field});
     }
   }
 

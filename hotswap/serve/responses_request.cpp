@@ -28,15 +28,17 @@ std::string type_of(const Json& item) { return item.is_object() ? item.get<std::
 // A text, or parts that hold texts, as chats have it.
 OutJson item_content(const Json& content, const std::string& where) {
   if (content.is_string()) return content.raw();
-  if (!content.is_array()) bad_request(cat("expected ", where, " as a text or a list of parts"), where);
+  if (!content.is_array()) {
+    bad_request({cat(where, " as a text or a list of parts"), came(content.raw()), "send a text", where});
+  }
   OutJson parts = OutJson::array();
   for (const Json& part : content.elements()) {
     const std::string type = part.is_object() ? part.get<std::string>("type", "") : "";
     const bool has_text = type == "input_text" || type == "output_text" || type == "reasoning_text" || type == "text";
     if (!has_text) {
-      bad_request(cat("expected parts of type input_text or output_text in ", where, "; got ",
-                      type.empty() ? "another" : type, "; this server reads text only"),
-                  where);
+      bad_request({cat("parts of type input_text or output_text in ", where),
+                   type.empty() ? came(part.raw()) : type.substr(0, 80),
+                   "send {\"type\": \"input_text\", \"text\"}: this server reads text only", where});
     }
     parts.push_back({{"type", "text"}, {"text", part.at<std::string>("text")}});
   }
@@ -76,9 +78,9 @@ class Messages {
       const auto content = item.find("content");
       if (content) assistant(true)["reasoning_content"] = text_of(item_content(*content, where + ".content"));
     } else {
-      bad_request(cat("expected items of type message, function_call, function_call_output or reasoning in input; got ",
-                      type.empty() ? "none" : type.substr(0, 80)),
-                  where, "unsupported_parameter");
+      bad_request({"items of type message, function_call, function_call_output or reasoning in input",
+                   type.empty() ? came(item.raw()) : type.substr(0, 80),
+                   "leave it out: nothing is kept that it could name", where, "unsupported_parameter"});
     }
   }
   void system(const std::string& text) { messages_.push_back({{"role", "system"}, {"content", text}}); }
@@ -99,7 +101,7 @@ OutJson messages_of(RequestBody& body) {
   if (const auto instructions = body.get<std::string>("instructions")) messages.system(*instructions);
   const auto input = body.json("input");
   if (!input || !(input->is_string() || input->is_array())) {
-    bad_request("expected input as a text or a list of items", "input");
+    bad_request({"input as a text or a list of items", came(input), "send {\"input\": \"a text\"}", "input"});
   }
   body.guarded("input", [&] {
     if (input->is_string()) return messages.user(input->as<std::string>());
@@ -113,9 +115,8 @@ OutJson messages_of(RequestBody& body) {
 OutJson function_of(const OutJson& flat, const std::string& field) {
   const bool is_function = flat.is_object() && flat.value("type", OutJson()) == "function";
   if (!is_function) {
-    bad_request(cat("expected ", field, " of type function; got ",
-                    flat.is_object() ? flat.value("type", OutJson()).dump().substr(0, 80) : "no object"),
-                field, "unsupported_parameter");
+    bad_request({cat(field, " of type function"), came(flat.is_object() ? flat.value("type", OutJson()) : flat),
+                 "leave it out: this server calls no tools by itself", field, "unsupported_parameter"});
   }
   OutJson function = flat;
   function.erase("type");
@@ -124,7 +125,7 @@ OutJson function_of(const OutJson& flat, const std::string& field) {
 
 void add_response_tools(RequestBody& body, OutJson& chat) {
   if (const auto tools = body.json("tools")) {
-    if (!tools->is_array()) bad_request("expected tools as a list", "tools");
+    if (!tools->is_array()) bad_request({"tools as a list", came(tools), "send [] for none", "tools"});
     chat["tools"] = OutJson::array();
     for (const OutJson& tool : tools->raw()) chat["tools"].push_back(function_of(tool, "tools"));
   }
@@ -136,7 +137,9 @@ void add_response_tools(RequestBody& body, OutJson& chat) {
 void add_format(RequestBody& body, OutJson& chat) {
   const auto text = body.json("text");
   if (!text) return;
-  if (!text->is_object()) bad_request("expected text as an object", "text");
+  if (!text->is_object()) {
+    bad_request({"text as an object", came(text), "send {\"format\": {\"type\": \"text\"}}, or leave it out", "text"});
+  }
   const auto format = text->find("format");
   if (!format || format->raw().is_null()) return;
   const std::string type = body.guarded("text.format", [&] { return type_of(*format); });
@@ -152,13 +155,16 @@ void add_format(RequestBody& body, OutJson& chat) {
 void refuse_state(RequestBody& body) {
   body.refuse({"previous_response_id", "conversation", "prompt"});
   if (body.flag("background")) {
-    bad_request("expected background false; this server keeps no answers", "background", "unsupported_parameter");
+    bad_request({"background false", "true", "wait for the answer, or stream it: this server keeps none", "background",
+                 "unsupported_parameter"});
   }
-  if (body.get<std::string>("truncation").value_or("disabled") != "disabled") {
-    bad_request("expected truncation disabled; shorten the input", "truncation", "unsupported_parameter");
+  if (const auto how = body.get<std::string>("truncation"); how && *how != "disabled") {
+    bad_request(
+        {"truncation disabled", came(OutJson(*how)), "shorten the input", "truncation", "unsupported_parameter"});
   }
-  if (body.integer("top_logprobs", 0, 20).value_or(0) > 0) {
-    bad_request("expected no top_logprobs; /v1/chat/completions has them", "top_logprobs", "unsupported_parameter");
+  if (const auto top = body.integer("top_logprobs", 0, 20); top && *top > 0) {
+    bad_request({"no top_logprobs", cat(*top), "use /v1/chat/completions, which has them", "top_logprobs",
+                 "unsupported_parameter"});
   }
 }
 

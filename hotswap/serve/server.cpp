@@ -9,6 +9,7 @@
 #include "hotswap/http/listen.h"
 #include "hotswap/serve/access.h"
 #include "hotswap/serve/page.h"
+#include "hotswap/serve/refusals.h"
 #include "hotswap/serve/responses_events.h"
 #include "hotswap/serve/running_answers.h"
 
@@ -19,7 +20,6 @@ using httplib::Request;
 using httplib::Response;
 using Handled = httplib::Server::HandlerResponse;
 
-constexpr size_t kMaxPath = 1024;  // httplib finds the handler by a regular expression, which recurses
 constexpr auto kEndOfStreams = std::chrono::seconds(2);
 
 enum class Need { kKey, kKeyUnlessLocal, kNothing };
@@ -102,7 +102,7 @@ struct Server::Impl {
     });
     // What httplib refuses by itself: a line that is no request, for example.
     http.set_error_handler([](const Request&, Response& response) {
-      if (response.body.empty()) refuse(response, ApiError(response.status, "expected an HTTP request"));
+      if (response.body.empty()) write_refusal(response, no_http_request(response.status));
     });
   }
 
@@ -115,9 +115,9 @@ struct Server::Impl {
     const bool usable =
         !id.empty() && id.size() <= 128 && std::all_of(id.begin(), id.end(), [](char c) { return c > ' ' && c < 127; });
     response.set_header("X-Request-Id", usable ? id : random_id("req_"));
-    return guarded(response, [&] {
+    return answered(response, [&] {
       check_origin(request, access);
-      if (request.path.size() > kMaxPath) throw ApiError(404, "expected a shorter path");
+      check_path_length(request);
       const bool reads = request.method == "GET" || request.method == "HEAD";
       if (reads) {
         answer_get(request, response);
@@ -131,7 +131,7 @@ struct Server::Impl {
   void answer_get(const Request& request, Response& response) {
     const std::string one = "/v1/models/";
     const auto found = gets.find(request.path);
-    if (found == gets.end() && !request.path.starts_with(one)) refuse_path(request);
+    if (found == gets.end() && !request.path.starts_with(one)) no_path(request);
     const Need need = found != gets.end() ? found->second.need : Need::kKey;
     const bool open = need == Need::kNothing || (need == Need::kKeyUnlessLocal && is_loopback(request.remote_addr));
     if (!open) check_key(request, access);
@@ -149,74 +149,44 @@ struct Server::Impl {
 
   void check_post(const Request& request) {
     const auto found = posts.find(request.path);
-    if (request.method != "POST" || found == posts.end()) refuse_path(request);
+    if (request.method != "POST" || found == posts.end()) no_path(request);
     check_key(request, access);
     check_content_type(request);
     const std::string length = request.get_header_value("Content-Length");
     if (length.size() > 18 || (!length.empty() && std::strtoull(length.c_str(), nullptr, 10) > options.max_body)) {
-      throw too_large();
+      throw body_too_large(options.max_body);
     }
-    if (draining && found->second.generates) throw ApiError(503, "the server is ending; send the request to another");
+    if (draining && found->second.generates) throw server_ends();
   }
 
-  [[noreturn]] void refuse_path(const Request& request) const {
-    if (!gets.contains(request.path) && !posts.contains(request.path)) {
-      throw ApiError(404, cat("expected a path of this server; got ", shown_name(request.path)));
-    }
-    throw ApiError(405, cat("expected ", gets.contains(request.path) ? "GET" : "POST", " for this path; got ",
-                            shown_name(request.method)));
+  [[noreturn]] void no_path(const Request& request) const {
+    refuse_path(request, gets.contains(request.path), posts.contains(request.path));
   }
-
-  ApiError too_large() const { return {413, cat("expected a body of at most ", options.max_body, " bytes")}; }
 
   void answer_body(const Request& request, Response& response, const httplib::ContentReader& read) {
-    guarded(response, [&] {
+    answered(response, [&] {
       std::string body;
       const bool whole = read([&](const char* bytes, size_t size) {
         body.append(bytes, size);
         return body.size() <= options.max_body;
       });
-      if (!whole) throw response.status == 413 || body.size() > options.max_body ? too_large() : incomplete();
+      const bool too_large = response.status == 413 || body.size() > options.max_body;
+      if (!whole) throw too_large ? body_too_large(options.max_body) : body_incomplete();
       response.status = 200;
       posts.at(request.path).answer(request, body, response);
       return true;
     });
   }
 
-  static ApiError incomplete() { return {400, "expected a whole body; got a part of it"}; }
-
-  // Whatever goes wrong becomes an answer in OpenAI's form; false then.
-  static bool guarded(Response& response, const std::function<bool()>& answer) {
-    try {
-      return answer();
-    } catch (const std::exception& error) {
-      const ApiError refused = api_error(error);
-      if (refused.status == 500) log_warning("serve: ", refused.what());
-      refuse(response, refused);
-      return false;
-    }
-  }
-
-  static void refuse(Response& response, const ApiError& error) {
-    response.status = error.status;
-    if (error.may_retry()) {
-      response.set_header("Retry-After", "1");
-    } else {
-      response.set_header("x-should-retry", "false");
-    }
-    if (error.status == 401) response.set_header("WWW-Authenticate", "Bearer");
-    ClientConnection::close_after_answer();  // its body may not have been read
-    response.set_header("Connection", "close");
-    response.set_content(error.json(), "application/json");
-  }
-
   void add_gets() {
     const auto health = [this](const Request&, Response& response) {
-      if (!engine.healthy()) throw ApiError(503, "the engine has failed; start the server again");
+      if (!engine.healthy()) {
+        throw ApiError(503, {"an engine that runs", "one that has failed", "start the server again; its log has why"});
+      }
       send(response, {{"status", "ok"}});
     };
     const auto ready = [this, health](const Request& request, Response& response) {
-      if (draining) throw ApiError(503, "the server is ending");
+      if (draining) throw server_ends();
       health(request, response);
     };
     gets["/health"] = {Need::kKeyUnlessLocal, health};
@@ -277,10 +247,12 @@ struct Server::Impl {
     posts["/v1/responses"] = {true, [this](const Request& from, const std::string& body, Response& response) {
                                 respond(from, read_responses_request(body, model), response);
                               }};
-    posts["/v1/embeddings"] = {false, [](const Request&, const std::string&, Response&) {
-                                 throw ApiError(501,
-                                                "expected a model that makes embeddings; got one that generates text");
-                               }};
+    for (const char* path : {"/v1/embeddings", "/v1/rerank", "/rerank"}) {
+      posts[path] = {false, [](const Request&, const std::string&, Response&) {
+                       throw ApiError(501, {"a model that reads texts to embed or rank them", "one that generates text",
+                                            "serve such a model beside this one: docs/embeddings.md"});
+                     }};
+    }
   }
 
   using Left = std::function<bool()>;
@@ -311,7 +283,10 @@ struct Server::Impl {
     const Active running(active);
     const ClientConnection client = ClientConnection::current();
     const std::string answer = make([client] { return client.has_left(); });
-    if (answer.empty()) throw ApiError(400, "expected a connection open in both directions until the answer");
+    if (answer.empty()) {
+      throw ApiError(400, {"a connection open in both directions until the answer", "one that was closed",
+                           "keep it open, or stream the answer"});
+    }
     response.set_content(answer, "application/json");
   }
 
@@ -341,8 +316,7 @@ struct Server::Impl {
   void note_unknown(const std::vector<std::string>& fields) {
     if (fields.empty()) return;
     if (options.strict_fields) {
-      bad_request(cat("expected fields that this server knows; got ", fields.front()), fields.front(),
-                  "unknown_parameter");
+      refuse_unknown_field(fields.front());
     }
     const std::lock_guard lock(unknown_mutex);
     for (const std::string& field : fields) {
@@ -357,10 +331,11 @@ struct Server::Impl {
     named_model(body, model);
     std::vector<int64_t> ids;
     if (body.json("messages")) {
+      if (body.json("prompt")) bad_request({"prompt or messages", "both", "leave one of them out", "prompt"});
       ids = model.tokenizer.ids(render_chat(body, model).text, body.flag("add_special_tokens"));
     } else {
       auto prompts = read_prompts(body, "prompt", model);
-      if (prompts.size() != 1) bad_request(cat("expected one prompt; got ", prompts.size()), "prompt");
+      if (prompts.size() != 1) bad_request({"one prompt", cat(prompts.size()), "send a request for each", "prompt"});
       ids = std::move(prompts[0]);
     }
     send(response, {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", model.max_model_len}});
@@ -369,9 +344,11 @@ struct Server::Impl {
   void detokenize(const std::string& text, Response& response) {
     RequestBody body(text);
     named_model(body, model);
-    const auto ids = body.get<std::vector<int64_t>>("tokens");
-    if (!ids) bad_request("expected tokens as a list of ids", "tokens");
-    send(response, {{"prompt", body.guarded("tokens", [&] { return model.tokenizer.decode(*ids); })}});
+    const auto tokens = body.json("tokens");
+    if (!tokens) bad_request({"tokens as a list of ids", "none", "send {\"tokens\": [ids]}", "tokens"});
+    send(response, {{"prompt", body.guarded("tokens", [&] {
+                       return model.tokenizer.decode(checked_ids(*tokens, "tokens", model.vocab()));
+                     })}});
   }
 
   bool wait_until_quiet(std::chrono::milliseconds limit) {

@@ -16,16 +16,20 @@ std::string tool_name_of(const Json& tool) {
   const bool complete = tool.is_object() && tool.get<std::string>("type", "") == "function" && tool.has("function") &&
                         tool.child("function").is_object() && tool.child("function").has("name");
   if (!complete) {
-    bad_request("expected tools of the form {\"type\": \"function\", \"function\": {\"name\", ...}}", "tools");
+    bad_request({"tools of the form {\"type\": \"function\", \"function\": {\"name\", ...}}", came(tool.raw()),
+                 "write each tool in this form", "tools"});
   }
   const Json function = tool.child("function");
   const auto name = function.at<std::string>("name");
   const bool plain = !name.empty() && name.size() <= 64 && std::all_of(name.begin(), name.end(), [](char c) {
     return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-' || c == '.';
   });
-  if (!plain) bad_request("expected names of tools of 1 to 64 letters, digits, _ - and .", "tools");
+  if (!plain) {
+    bad_request({"names of tools of 1 to 64 letters, digits, _ - and .", came(OutJson(name)), "rename it", "tools"});
+  }
   if (const auto parameters = function.find("parameters"); parameters && !parameters->is_object()) {
-    bad_request("expected a tool's parameters as a JSON Schema", "tools");
+    bad_request({cat("the parameters of ", name, " as a JSON Schema"), came(parameters),
+                 "send {\"type\": \"object\", \"properties\": ...}, or leave them out", "tools"});
   }
   return name;
 }
@@ -41,19 +45,21 @@ ToolChoice choice_of(const Json& choice, std::string& named) {
     named = choice.child("function").at<std::string>("name");
     return ToolChoice::kRequired;
   }
-  bad_request("expected tool_choice none, auto, required or {\"type\": \"function\", \"function\": {\"name\"}}",
-              "tool_choice");
+  bad_request({"tool_choice none, auto, required or {\"type\": \"function\", \"function\": {\"name\"}}",
+               came(choice.raw()), "send one of these", "tool_choice"});
 }
 
 std::vector<std::string> tool_names(const Json& tools) {
-  if (!tools.is_array()) bad_request("expected tools as a list", "tools");
+  if (!tools.is_array()) bad_request({"tools as a list", came(tools.raw()), "send [] for none", "tools"});
   const auto elements = tools.elements();
-  if (elements.size() > kMaxTools) bad_request(cat("expected at most ", kMaxTools, " tools"), "tools");
+  if (elements.size() > kMaxTools) {
+    bad_request({cat("at most ", kMaxTools, " tools"), cat(elements.size()), "leave some out", "tools"});
+  }
   std::vector<std::string> names;
   for (const Json& tool : elements) {
     names.push_back(tool_name_of(tool));
     if (std::count(names.begin(), names.end(), names.back()) > 1) {
-      bad_request(cat("expected tools of different names; got ", names.back(), " twice"), "tools");
+      bad_request({"tools of different names", names.back() + " twice", "rename one of them", "tools"});
     }
   }
   return names;
@@ -86,24 +92,22 @@ ToolRequest read_tools(RequestBody& body, const ChatTemplate& chat_template) {
   if (choice) {
     const ToolChoice chosen = body.guarded("tool_choice", [&] { return choice_of(*choice, named); });
     if (chosen == ToolChoice::kRequired && request.names.empty()) {
-      bad_request("expected tools beside tool_choice; got none", "tool_choice");
+      bad_request({"tools beside tool_choice", "none", "send tools, or tool_choice auto", "tool_choice"});
     }
     if (!request.names.empty()) request.choice = chosen;
   }
   if (!named.empty()) {
     if (std::find(request.names.begin(), request.names.end(), named) == request.names.end()) {
-      bad_request(cat("expected the name of one of the tools in tool_choice; got ", named.substr(0, 80)),
-                  "tool_choice");
+      bad_request({"the name of one of the tools in tool_choice", came(OutJson(named)),
+                   "name one of " + join(request.names), "tool_choice"});
     }
     request.names = {named};
     request.parallel = false;
   }
   if (request.choice == ToolChoice::kNone) return request;
   if (!chat_template.mentions("tools")) {
-    bad_request(
-        "expected a model whose chat template shows tools; got one whose template has no word of them; leave "
-        "tools out, or use another model",
-        "tools", "unsupported_parameter");
+    bad_request({"a model whose chat template shows tools", "one whose template has no word of them",
+                 "leave tools out, or use another model", "tools", "unsupported_parameter"});
   }
   request.tools = tools->raw();
   request.format = &tool_format_of(chat_template);
@@ -160,12 +164,14 @@ AnswerRules tool_rules(const ToolRequest& request) {
       grammar::check_schema(parameters);
       calls.push_back(call_of(name, grammar::SchemaRules(parameters, json).whole(), format));
     } catch (const Error& error) {
-      bad_request(cat("the parameters of ", name, ": ", error.what()), "tools");
+      bad_request({cat(error.wanted(), " as the parameters of ", name), error.got(), error.next(), "tools"});
     }
   }
   const grammar::ExprPtr call = grammar::rule(json.rules().add("call", grammar::choice(std::move(calls))));
   const std::string text = json.rules().print(calls_of(call, format, request.parallel ? kMaxCalls - 1 : 0));
-  if (text.empty()) bad_request("expected a tool whose parameters some value fits; got none", "tools");
+  if (text.empty()) {
+    bad_request({"a tool whose parameters some value fits", "none", "correct the schemas of the parameters", "tools"});
+  }
   return {.ebnf = text, .field = "tools"};
 }
 

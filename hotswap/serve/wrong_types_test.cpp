@@ -1,5 +1,5 @@
 // Each value of a request replaced by ones of other types: it is answered or refused, and never the fault of the
-// server.
+// server. A refusal tells what was expected, what came, and what to do next.
 #include "hotswap/serve/test_server.h"
 
 namespace hotswap {
@@ -20,6 +20,15 @@ class WrongTypes : public test_support::Served {
     }
   }
 
+  // In three parts, of which none is empty.
+  static bool is_whole(const OutJson& error) {
+    const auto message = error["message"].get<std::string>();
+    if (message.starts_with("The model '") || message.starts_with("This model's maximum")) return true;  // OpenAI's own
+    const size_t got = message.find("; got "), next = got == std::string::npos ? got : message.find("; ", got + 6);
+    return message.starts_with("expected ") && got > 9 && next != std::string::npos && next > got + 6 &&
+           next + 2 < message.size() && error.contains("type") && error.contains("param") && error.contains("code");
+  }
+
   void expect_no_fault(const std::string& path, const OutJson& body) const {
     static const OutJson kValues =
         OutJson::parse(R"([null, true, -1, 0.5, 9223372036854775807, "", "a", [], {}, [null], {"a": [1]}])");
@@ -35,6 +44,9 @@ class WrongTypes : public test_support::Served {
         ASSERT_TRUE(result) << path << " " << text_of(changed);
         EXPECT_TRUE(result->status < 500 || result->status == 501) << path << " " << text_of(changed) << "\n"
                                                                    << result->body;
+        if (result->status == 200) continue;
+        EXPECT_TRUE(is_whole(OutJson::parse(result->body)["error"])) << path << " " << text_of(changed) << "\n"
+                                                                     << result->body;
       }
     }
     expect_nothing_left();
@@ -79,6 +91,46 @@ TEST_F(WrongTypes, OfACompletion) {
   expect_no_fault("/tokenize",
                   OutJson::parse(R"({"messages": [{"role": "user", "content": "a"}], "add_special_tokens": true})"));
   expect_no_fault("/detokenize", OutJson::parse(R"({"tokens": [1, 2]})"));
+}
+
+TEST_F(WrongTypes, OfWhatIsNoRequest) {
+  for (const char* body : {"", "[]", "5", "{", "{} x", R"({"prompt": "a", "prompt": "b"})", R"({"prompt": 1e999})",
+                           R"({"prompt": 99999999999999999999})", "{\"prompt\": \"\xff\"}"}) {
+    for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"}) {
+      const auto result = client().Post(path, body, "application/json");
+      ASSERT_TRUE(result) << path << body;
+      EXPECT_EQ(result->status, 400) << path << " " << body;
+      EXPECT_TRUE(is_whole(OutJson::parse(result->body)["error"])) << path << " " << body << "\n" << result->body;
+    }
+  }
+  const auto refused = [&](const httplib::Result& result, int status) {
+    ASSERT_TRUE(result);
+    EXPECT_EQ(result->status, status) << result->body;
+    EXPECT_TRUE(is_whole(OutJson::parse(result->body)["error"])) << result->body;
+  };
+  refused(client().Get("/v2/models"), 404);
+  refused(client().Post("/v1/chat/completions", "{}", "text/plain"), 415);
+  refused(client().Get("/v1/models", httplib::Headers{{"Host", "a.example"}}), 403);
+  refused(client().Get("/v1/models", httplib::Headers{{"Origin", "http://a.example"}}), 403);
+  for (const char* path : {"/v1/embeddings", "/v1/rerank", "/rerank"}) {
+    refused(client().Post(path, "{}", "application/json"), 501);
+  }
+  const auto wrong_method = client().Get("/v1/chat/completions");
+  refused(wrong_method, 405);
+  EXPECT_EQ(wrong_method->get_header_value("Allow"), "POST");
+}
+
+// Each was taken for something else once.
+TEST_F(WrongTypes, AreNamedAsTheyCame) {
+  const auto message = [&](const char* path, const OutJson& body) {
+    return post(path, body, 400)["error"]["message"].get<std::string>();
+  };
+  test_support::expect_has(message("/v1/completions", {{"prompt", 5}}), {"prompt as a text", "; got 5; "});
+  test_support::expect_has(message("/v1/responses", {{"input", {5}}}), {"items of type message", "; got 5; "});
+  test_support::expect_has(message("/detokenize", {{"tokens", {65, 260}}}), {"token ids from 0 to 259; got 260; "});
+  test_support::expect_has(
+      message("/tokenize", {{"prompt", "a"}, {"messages", {{{"role", "user"}, {"content", "b"}}}}}),
+      {"prompt or messages; got both; "});
 }
 
 TEST_F(WrongTypes, OfAResponse) {

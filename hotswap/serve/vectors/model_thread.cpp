@@ -1,13 +1,8 @@
 #include "hotswap/serve/vectors/model_thread.h"
 
-#include "hotswap/serve/api_error.h"
+#include "hotswap/serve/refusals.h"
 
 namespace hotswap::serve {
-namespace {
-
-ApiError ending() { return {503, "the server is ending; send the request to another"}; }
-
-}  // namespace
 
 void ModelThread::Job::fail(const std::exception_ptr& error) {
   if (ranks()) {
@@ -24,7 +19,7 @@ void ModelThread::stop() {
   {
     const std::lock_guard lock(mutex_);
     ends_ = true;
-    for (const auto& job : queue_) job->fail(std::make_exception_ptr(ending()));
+    for (const auto& job : queue_) job->fail(std::make_exception_ptr(server_ends()));
     queue_.clear();
     waiting_ = 0;
   }
@@ -39,9 +34,10 @@ size_t ModelThread::waiting() const {
 
 void ModelThread::add(std::shared_ptr<Job> job) {
   const std::lock_guard lock(mutex_);
-  if (ends_) throw ending();
+  if (ends_) throw server_ends();
   if (waiting_ > 0 && waiting_ + job->texts() > max_waiting_) {
-    throw ApiError(429, cat("expected at most ", max_waiting_, " waiting texts; got ", waiting_ + job->texts()));
+    throw ApiError(429,
+                   {cat("at most ", max_waiting_, " waiting texts"), cat(waiting_ + job->texts()), "send it later"});
   }
   waiting_ += job->texts();
   queue_.push_back(std::move(job));

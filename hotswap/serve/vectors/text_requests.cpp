@@ -14,25 +14,32 @@ std::string model_named(RequestBody& body, const ServedTexts& model) {
   const auto name = body.get<std::string>("model");
   if (!name) return model.names.front();
   if (std::find(model.names.begin(), model.names.end(), *name) != model.names.end()) return *name;
-  throw ApiError(404, cat("The model '", name->substr(0, 120), "' does not exist"), "model", "model_not_found");
+  throw ApiError(404, cat("The model '", name->substr(0, 120), " does not exist; there are: ", join(model.names)),
+                 "model", "model_not_found");
 }
 
 std::vector<int64_t> ids_of_input(const Json& list, const ServedTexts& model) {
   auto ids = list.as<std::vector<int64_t>>();
   const auto vocab = static_cast<int64_t>(model.encoder->tokenizer().vocab_size());
   const auto wrong = std::find_if(ids.begin(), ids.end(), [&](int64_t id) { return id < 0 || id >= vocab; });
-  if (wrong != ids.end()) bad_request(cat("expected ids from 0 to ", vocab - 1, "; got ", *wrong), "input");
-  if (ids.empty()) bad_request("expected at least one id in each input", "input");
+  if (wrong != ids.end()) {
+    bad_request({cat("ids from 0 to ", vocab - 1), cat(*wrong), "take ids from this model's own /tokenize", "input"});
+  }
+  if (ids.empty()) bad_request({"at least one id in each input", "none", "leave the empty one out", "input"});
   return ids;
 }
 
 // A text, a list of texts, a list of ids, or a list of lists of ids.
 void read_input(RequestBody& body, const ServedTexts& model, EmbeddingRequest& request) {
   const auto input = body.json("input");
-  if (!input) bad_request("expected input: a text, a list of texts, or lists of token ids", "input");
+  if (!input) {
+    bad_request(
+        {"input: a text, a list of texts, or lists of token ids", "none", "send {\"input\": \"a text\"}", "input"});
+  }
   const auto check_count = [](size_t count) {
     if (count > 0 && count <= kMaxInputs) return;
-    bad_request(cat("expected 1 to ", kMaxInputs, " inputs; got ", count), "input");
+    bad_request({cat("1 to ", kMaxInputs, " inputs"), cat(count),
+                 count == 0 ? "send at least one" : "send several requests", "input"});
   };
   body.guarded("input", [&] {
     const bool is_list = input->is_array() && !input->elements().empty();
@@ -45,7 +52,9 @@ void read_input(RequestBody& body, const ServedTexts& model, EmbeddingRequest& r
       const auto texts =
           input->is_array() ? input->as<std::vector<std::string>>() : std::vector{input->as<std::string>()};
       check_count(texts.size());
-      if (std::find(texts.begin(), texts.end(), "") != texts.end()) bad_request("expected no empty text", "input");
+      if (std::find(texts.begin(), texts.end(), "") != texts.end()) {
+        bad_request({"texts that are not empty", "\"\"", "leave the empty one out", "input"});
+      }
       request.ids = model.encoder->ids(texts, request.arguments);
     }
     return 0;
@@ -53,8 +62,8 @@ void read_input(RequestBody& body, const ServedTexts& model, EmbeddingRequest& r
   for (size_t i = 0; i < request.ids.size(); ++i) {
     const auto length = static_cast<int64_t>(request.ids[i].size()), limit = model.max_tokens();
     if (limit == 0 || length <= limit) continue;
-    bad_request(cat("expected at most ", limit, " tokens in each input; got ", length, " in input ", i), "input",
-                "context_length_exceeded");
+    bad_request({cat("at most ", limit, " tokens in each input"), cat(length, " in input ", i),
+                 "shorten it, or send \"truncate\": true", "input", "context_length_exceeded"});
   }
 }
 
@@ -88,7 +97,8 @@ EmbeddingRequest read_embedding_request(const std::string& text, const ServedTex
   EmbeddingRequest request{.model = model_named(body, model)};
   const auto format = body.get<std::string>("encoding_format").value_or("float");
   if (format != "float" && format != "base64") {
-    bad_request(cat("expected encoding_format float or base64; got ", format.substr(0, 40)), "encoding_format");
+    bad_request({"encoding_format float or base64", came(nlohmann::ordered_json(format)), "send one of these",
+                 "encoding_format"});
   }
   request.base64 = format == "base64";
   request.dimensions = body.integer("dimensions", 1, model.encoder->dimensions());
@@ -126,13 +136,19 @@ RerankRequest read_rerank_request(const std::string& text, const ServedTexts& mo
   RequestBody body(text);
   RerankRequest request{.model = model_named(body, model)};
   const auto query = body.get<std::string>("query");
-  if (!query || query->empty()) bad_request("expected query: a text", "query");
+  if (!query || query->empty()) {
+    bad_request({"query: a text", query ? "\"\"" : "none", "send {\"query\": \"a text\"}", "query"});
+  }
   request.query = *query;
   const auto documents = body.json("documents");
-  if (!documents) bad_request("expected documents: a list of texts, or of objects with text", "documents");
+  if (!documents || !documents->is_array()) {
+    bad_request({"documents: a list of texts, or of objects with text", came(documents),
+                 "send {\"documents\": [\"a text\"]}", "documents"});
+  }
   request.documents = body.guarded("documents", [&] { return documents_of(*documents); });
   if (request.documents.empty() || request.documents.size() > kMaxInputs) {
-    bad_request(cat("expected 1 to ", kMaxInputs, " documents; got ", request.documents.size()), "documents");
+    bad_request({cat("1 to ", kMaxInputs, " documents"), cat(request.documents.size()),
+                 request.documents.empty() ? "send at least one" : "send several requests", "documents"});
   }
   request.top_n = body.integer("top_n", 1, 1000000);
   request.return_documents = body.flag("return_documents", true);

@@ -12,6 +12,7 @@
 #include "hotswap/http/http_server.h"
 #include "hotswap/http/listen.h"
 #include "hotswap/serve/access.h"
+#include "hotswap/serve/refusals.h"
 #include "hotswap/serve/vectors/model_thread.h"
 #include "hotswap/serve/vectors/text_requests.h"
 
@@ -19,29 +20,6 @@ namespace hotswap::serve {
 namespace {
 
 using TextHandled = httplib::Server::HandlerResponse;
-
-constexpr size_t kLongestPath = 1024;  // httplib finds the handler by a regular expression, which recurses
-
-void answer_with(httplib::Response& response, const ApiError& error) {
-  response.status = error.status;
-  response.set_header(error.may_retry() ? "Retry-After" : "x-should-retry", error.may_retry() ? "1" : "false");
-  if (error.status == 401) response.set_header("WWW-Authenticate", "Bearer");
-  ClientConnection::close_after_answer();  // its body may not have been read
-  response.set_header("Connection", "close");
-  response.set_content(error.json(), "application/json");
-}
-
-// Whatever goes wrong becomes an answer in OpenAI's form; false then.
-bool answered(httplib::Response& response, const std::function<bool()>& answer) {
-  try {
-    return answer();
-  } catch (const std::exception& error) {
-    const ApiError refused = api_error(error);
-    if (refused.status == 500) log_warning("serve: ", refused.what());
-    answer_with(response, refused);
-    return false;
-  }
-}
 
 }  // namespace
 
@@ -80,7 +58,7 @@ struct TextServer::Impl {
     const Answer health = [](const std::string&) { return dump({{"status", "ok"}}); };
     gets["/health"] = health;
     gets["/ready"] = [this, health](const std::string& body) {
-      if (draining) throw ApiError(503, "the server is ending");
+      if (draining) throw server_ends();
       return health(body);
     };
     gets["/version"] = [this](const std::string&) { return dump({{"version", options.version}}); };
@@ -96,7 +74,8 @@ struct TextServer::Impl {
     posts["/tokenize"] = {false, [this](const std::string& body) { return tokenize(body); }};
     for (const char* path : {"/v1/chat/completions", "/v1/completions", "/v1/responses"}) {
       posts[path] = {false, [](const std::string&) -> std::string {
-                       throw ApiError(501, "expected a model that generates text; got one that reads it");
+                       throw ApiError(501, {"a model that generates text", "one that reads it",
+                                            "serve such a model beside this one: docs/serving.md"});
                      }};
     }
   }
@@ -118,7 +97,8 @@ struct TextServer::Impl {
   }
 
   void need_encoder() const {
-    if (!model.encoder) throw ApiError(501, "expected a model that makes embeddings; got a reranker");
+    if (model.encoder) return;
+    throw ApiError(501, {"a model that makes embeddings", "a reranker", "use /v1/rerank, or serve another model"});
   }
 
   std::string embed(const std::string& body) {
@@ -130,7 +110,8 @@ struct TextServer::Impl {
 
   std::string rerank(const std::string& body) {
     if (!model.reranker) {
-      throw ApiError(501, "expected a reranker (ForSequenceClassification with one label); got a model of embeddings");
+      throw ApiError(501, {"a reranker (ForSequenceClassification with one label)", "a model of embeddings",
+                           "use /v1/embeddings, or serve another model"});
     }
     const RerankRequest request = read_rerank_request(body, model);
     note_unknown(request.unknown);
@@ -152,8 +133,7 @@ struct TextServer::Impl {
   void note_unknown(const std::vector<std::string>& fields) {
     if (fields.empty()) return;
     if (options.strict_fields) {
-      bad_request(cat("expected fields that this server knows; got ", fields.front()), fields.front(),
-                  "unknown_parameter");
+      refuse_unknown_field(fields.front());
     }
     const std::lock_guard lock(unknown_mutex);
     for (const std::string& field : fields) {
@@ -173,7 +153,7 @@ struct TextServer::Impl {
     http.Post(".*", [this](const httplib::Request& request, httplib::Response& response,
                            const httplib::ContentReader& read) { answer_body(request, response, read); });
     http.set_error_handler([](const httplib::Request&, httplib::Response& response) {
-      if (response.body.empty()) answer_with(response, ApiError(response.status, "expected an HTTP request"));
+      if (response.body.empty()) write_refusal(response, no_http_request(response.status));
     });
   }
 
@@ -183,31 +163,26 @@ struct TextServer::Impl {
     response.set_header("X-Request-Id", random_id("req_"));
     return answered(response, [&] {
       check_origin(request, access);
-      if (request.path.size() > kLongestPath) throw ApiError(404, "expected a shorter path");
+      check_path_length(request);
       const bool is_open = request.path == "/health" && is_loopback(request.remote_addr);
       if (!is_open) check_key(request, access);
       if (request.method == "GET" || request.method == "HEAD") {
         const auto found = gets.find(request.path);
-        if (found == gets.end()) refuse_path(request);
+        if (found == gets.end()) no_path(request);
         response.status = 200;
         response.set_content(found->second({}), "application/json");
         return false;
       }
       const auto found = posts.find(request.path);
-      if (request.method != "POST" || found == posts.end()) refuse_path(request);
+      if (request.method != "POST" || found == posts.end()) no_path(request);
       check_content_type(request);
-      if (draining && found->second.runs_model)
-        throw ApiError(503, "the server is ending; send the request to another");
+      if (draining && found->second.runs_model) throw server_ends();
       return true;
     });
   }
 
-  [[noreturn]] void refuse_path(const httplib::Request& request) const {
-    if (!gets.contains(request.path) && !posts.contains(request.path)) {
-      throw ApiError(404, cat("expected a path of this server; got ", request.path.substr(0, 120)));
-    }
-    throw ApiError(405, cat("expected ", gets.contains(request.path) ? "GET" : "POST", " for this path; got ",
-                            request.method.substr(0, 120)));
+  [[noreturn]] void no_path(const httplib::Request& request) const {
+    refuse_path(request, gets.contains(request.path), posts.contains(request.path));
   }
 
   void answer_body(const httplib::Request& request, httplib::Response& response, const httplib::ContentReader& read) {
@@ -219,9 +194,9 @@ struct TextServer::Impl {
         return body.size() <= options.max_body;
       });
       if (body.size() > options.max_body || response.status == 413) {
-        throw ApiError(413, cat("expected a body of at most ", options.max_body, " bytes"));
+        throw body_too_large(options.max_body);
       }
-      if (!whole) throw ApiError(400, "expected a whole body; got a part of it");
+      if (!whole) throw body_incomplete();
       response.status = 200;
       response.set_content(posts.at(request.path).answer(body), "application/json");
       return true;
