@@ -143,8 +143,8 @@ void add_chat(CLI::App& app) {
   auto* verb =
       app.add_subcommand("chat", "Talk with a model: a line of stdin is a message, the answer streams to stdout");
   auto flags = std::make_shared<ChatFlags>();
+  flags->model.device = "auto";  // before the flag is added, which shows it as its default
   add_model_flags(*verb, flags->model);
-  flags->model.device = "auto";
   add_kernel_flags(*verb, flags->kernels);
   flags->kernels.use_kernels = true;
   verb->add_flag("--no-kernels", flags->no_kernels, "Run the stock layers");

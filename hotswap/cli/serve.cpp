@@ -282,8 +282,8 @@ void add_serve(CLI::App& app) {
       "embeddings /v1/embeddings, of a reranker /v1/rerank. The first line of stdout is its address. More in\n"
       "docs/serving.md.");
   auto flags = std::make_shared<ServeFlags>();
+  flags->model.device = "auto";  // before the flag is added, which shows it as its default
   add_base_model_flags(*verb, flags->model);
-  flags->model.device = "auto";
   verb->add_flag("--random-weights", flags->model.random_weights,
                  "Random weights, for measurements; only config.json and the tokenizer of the model are read");
   add_kernel_flags(*verb, flags->kernels);

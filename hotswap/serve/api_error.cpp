@@ -29,7 +29,7 @@ OutJson null_if_empty(const std::string& text) { return text.empty() ? OutJson()
 }  // namespace
 
 ApiError::ApiError(int status, const Refusal& refusal)
-    : ApiError(status, cat("expected ", refusal.wanted, "; got ", refusal.got, "; ", refusal.next.str()), refusal.param,
+    : ApiError(status, cat("expected ", refusal.expected, "; got ", refusal.got, "; ", refusal.next.str()), refusal.param,
                refusal.code) {}
 
 const char* ApiError::type() const {

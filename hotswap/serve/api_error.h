@@ -11,9 +11,9 @@
 
 namespace hotswap::serve {
 
-// What a refusal tells its reader, as an Error does: what was expected, what came, what to do next.
+// What a refusal states, as an Error does: what was expected, what came, what to do next.
 struct Refusal {
-  std::string wanted, got;
+  std::string expected, got;
   NextStep next;
   std::string param = {}, code = {};  // "": null
 };

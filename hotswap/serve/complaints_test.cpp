@@ -1,22 +1,24 @@
 // What users of other servers complained of in public, by the number of the report there, and the test that holds it
 // here. Those that no other test has are below.
 //
-//   llama.cpp 11681, 9016   a context divided by the slots            OneRequestHasTheWholeLengthWhateverTheRows
-//   llama.cpp 23652         all answers aborted when memory is full   Reuse.SequencesThatHadToWaitAnswerAsIfTheyHadNot
-//   llama.cpp 14157, 21831  windowed models run a prompt again        ABeginningIsKeptInEveryFamilyWithKeys, and
-//                                                                     EveryFamilyReused of engine/prefix_cache_test.cpp
-//   llama.cpp 19051         a bad schema runs unconstrained           Structured.RefusalsNameTheFieldAndTheKeyword,
-//                                                                     StructuredMissing.IsReportedWithTheReason
-//   llama.cpp 20532         500 where a call does not parse           ACallThatDoesNotParseIsContent
-//   llama.cpp 25510         500 for a history of bad calls Protocol.ArgumentsOfToolCallsThatAreNoJsonStayText llama.cpp
-//   25283, 25284  a schema's pattern ends the process       APatternEndsNoProcess, Schemas.HostileOnesEnd vLLM 17313,
-//   17248, 19270, 43920   one bad schema ends all         Structured.BadOnesEndNoOthers vLLM 52011              {} runs
-//   on in digits                      AnyJsonEnds vLLM 23138, 15437       greedy differs under load
-//   Load.ATextDoesNotDependOnItsCompany vLLM 40896              the second of equal requests differs
-//   EqualRequestsHaveEqualAnswers vLLM 54947, SGLang 36475   a client that left runs on Load.ALeavingClientIsFreed
-//   transformers serve      fields of the protocol are refused        FieldsThatOthersRefuseAreServed
-//   transformers serve      one setting for a whole batch             Load.ATextDoesNotDependOnItsCompany
-//   transformers serve      open to any page, no keys                 Load.ForeignPagesAndKeys
+//   llama.cpp 11681, 9016     a context divided by the slots        OneRequestHasTheWholeLengthWhateverTheRows
+//   llama.cpp 23652           all answers aborted: memory is full   Reuse.SequencesThatHadToWaitAnswerAsIfTheyHadNot
+//   llama.cpp 14157, 21831    windowed models run a prompt again    ABeginningIsKeptInEveryFamilyWithKeys, and
+//                                                                   EveryFamilyReused of engine/prefix_cache_test.cpp
+//   llama.cpp 19051           a bad schema runs unconstrained       Structured.RefusalsNameTheFieldAndTheKeyword,
+//                                                                   StructuredMissing.IsReportedWithTheReason
+//   llama.cpp 20532           500 where a call does not parse       ACallThatDoesNotParseIsContent
+//   llama.cpp 25510           500 for a history of bad calls        Protocol.ArgumentsOfToolCallsThatAreNoJsonStayText
+//   llama.cpp 25283, 25284    a schema's pattern ends the process   APatternEndsNoProcess, Schemas.HostileOnesEnd
+//   vLLM 17313, 17248         one bad schema ends all               Structured.BadOnesEndNoOthers
+//   vLLM 19270, 43920         the same                              Structured.BadOnesEndNoOthers
+//   vLLM 52011                {} runs on in digits                  AnyJsonEnds
+//   vLLM 23138, 15437         greedy differs under load             Load.ATextDoesNotDependOnItsCompany
+//   vLLM 40896                the second of equal requests differs  EqualRequestsHaveEqualAnswers
+//   vLLM 54947, SGLang 36475  a client that left runs on            Load.ALeavingClientIsFreed
+//   transformers serve        fields of the protocol are refused    FieldsThatOthersRefuseAreServed
+//   transformers serve        one setting for a whole batch         Load.ATextDoesNotDependOnItsCompany
+//   transformers serve        open to any page, no keys             Load.ForeignPagesAndKeys
 #include <thread>
 
 #include "hotswap/grammar/xgrammar.h"

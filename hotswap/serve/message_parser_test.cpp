@@ -103,6 +103,18 @@ TEST(MessageParts, CallsOfTheOtherFormats) {
   EXPECT_EQ(read(of(kBare), "In {braces}: no call").content, "In {braces}: no call");
 }
 
+// An answer that max_tokens cut within what closes its call.
+TEST(MessageParts, HalfOfWhatClosesACallIsNoContent) {
+  const std::string call = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}", close = "\n</tool_call>";
+  for (size_t bytes = 0; bytes <= close.size(); ++bytes) {
+    const Read out = read(of(kHermes), call + close.substr(0, bytes));
+    EXPECT_EQ(out.content, "") << bytes;
+    EXPECT_EQ(out.calls, (Calls{{"f", "{}"}})) << bytes;
+  }
+  EXPECT_EQ(read(of(kHermes), call + close + " </tool").content, " </tool") << "a second one closes nothing";
+  EXPECT_EQ(read(of(kHermes), call + "\n</b>").content, "\n</b>");
+}
+
 TEST(MessageParts, WhatIsNoCallIsContent) {
   for (const std::string text :
        {"<tool_call>\nnot JSON\n</tool_call>", "<tool_call>{\"name\": \"unknown\", \"arguments\": {}}</tool_call>",

@@ -64,7 +64,7 @@ ApiError body_too_large(size_t most) {
 }
 
 ApiError body_incomplete() {
-  return {400, {"a whole body", "a part of it", "send as many bytes as Content-Length says"}};
+  return {400, {"a whole body", "a part of it", "send as many bytes as Content-Length has"}};
 }
 
 ApiError server_ends() { return {503, {"a server that runs", "one that is ending", "send the request to another"}}; }

@@ -1,5 +1,5 @@
 // Each value of a request replaced by ones of other types: it is answered or refused, and never the fault of the
-// server. A refusal tells what was expected, what came, and what to do next.
+// server. A refusal states what was expected, what came, and what to do next.
 #include "hotswap/serve/test_server.h"
 
 namespace hotswap {

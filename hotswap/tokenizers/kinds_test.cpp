@@ -178,8 +178,8 @@ TEST_F(EveryCodePointOfEachFile, InsideAWord) {
   });
 }
 
-TEST_F(EveryCodePointOfEachFile, Alone) {
-  run("code points alone", 100000, [](char32_t first) {
+TEST_F(EveryCodePointOfEachFile, ByItself) {
+  run("code points by themselves", 100000, [](char32_t first) {
     std::vector<std::string> texts;
     for (char32_t c = first; c < first + kBlock; ++c) texts.push_back(utf8_of(c));
     return texts;
