@@ -41,12 +41,14 @@ std::pair<int64_t, int64_t> lengths(const ExprPtr& e) {
   std::pair<int64_t, int64_t> out = {0, 0};
   bool first = true;
   for (const ExprPtr& part : e->parts) {
-    const auto [min, max] = lengths(part);
+    const auto one = lengths(part);
     const bool is_choice = e->kind == Kind::kChoice;
     const auto larger = [&] {
-      return out.second == kNoMax || max == kNoMax ? kNoMax : is_choice ? std::max(out.second, max) : out.second + max;
+      const bool ends = out.second != kNoMax && one.second != kNoMax;
+      return !ends ? kNoMax : is_choice ? std::max(out.second, one.second) : out.second + one.second;
     };
-    out = {!is_choice ? out.first + min : first ? min : std::min(out.first, min), first ? max : larger()};
+    const int64_t smaller = first ? one.first : std::min(out.first, one.first);
+    out = {is_choice ? smaller : out.first + one.first, first ? one.second : larger()};
     first = false;
   }
   return out;
