@@ -275,7 +275,7 @@ def check_embeddings(url: str, expected: dict) -> None:
         ({"input": TEXTS[4]}, 400, "input", "at most 48 tokens"),
         ({}, 400, "input", "expected input"),
         ({"input": []}, 400, "input", "1 to 2048 inputs"),
-        ({"input": ""}, 400, "input", "no empty text"),
+        ({"input": ""}, 400, "input", "texts that are not empty"),
         ({"input": [1, -5]}, 400, "input", "ids from 0"),
         ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format", "float or base64"),
         ({"input": "a", "dimensions": 1000}, 400, "dimensions", "1"),
@@ -285,6 +285,7 @@ def check_embeddings(url: str, expected: dict) -> None:
     for body, status, field, words in refused:
         error = post(url, "/v1/embeddings", body, status)["error"]
         assert error["param"] == field and words in error["message"], error
+        assert status == 404 or [part[:4] for part in error["message"].split("; ")[:2]] == ["expe", "got "], error
     assert "embeddings" in post(url, "/v1/rerank", {"query": "a", "documents": ["b"]}, 501)["error"]["message"]
     assert "generates text" in post(url, "/v1/chat/completions", {"messages": []}, 501)["error"]["message"]
 
