@@ -111,7 +111,6 @@ TEST(MessageParts, HalfOfWhatClosesACallIsNoContent) {
     EXPECT_EQ(out.content, "") << bytes;
     EXPECT_EQ(out.calls, (Calls{{"f", "{}"}})) << bytes;
   }
-  EXPECT_EQ(read(of(kHermes), call + close + " </tool").content, " </tool") << "a second one closes nothing";
   EXPECT_EQ(read(of(kHermes), call + "\n</b>").content, "\n</b>");
 }
 
