@@ -26,9 +26,9 @@ void check_rows(const Rows& rows, bool want_logits) {
   for (const auto& row : rows) {
     if (row.size() < 2) {
       throw Error({.kind = ErrorKind::kInvalidArgument,
-                   .wanted = "rows of at least 2 token ids",
-                   .got = cat("a row of ", row.size()),
-                   .next = "give longer rows"});
+                   .wanted = "texts of at least 2 tokens each: a token is scored by those before it",
+                   .got = cat("one of ", row.size()),
+                   .next = "leave it out, or make it longer"});
     }
     if (want_logits && row.size() != rows[0].size()) {
       throw Error({.kind = ErrorKind::kInvalidArgument,

@@ -262,7 +262,7 @@ TEST_F(SchedulerRuns, RefusesWhatCannotRun) {
   expect_has(message_of([&] { pool.acquire(); }), {"at most 1 sequences"});
   expect_has(message_of([&] { pool.rollback(sequence, 1); }), {"a length of 0 to 0"});
   expect_has(message_of([&] { pool.length(7); }), {"the id of a sequence"});
-  expect_has(message_of([&] { KvStep(pool, {{sequence, {}}}); }), {"at least one row and one token"});
+  expect_has(message_of([&] { KvStep(pool, {{sequence, {}}}); }), {"at least one sequence"});
 }
 
 // One page a sequence grows as needed, and what was in it stays.

@@ -17,17 +17,19 @@ namespace {
 void check_rows(const std::vector<StepRow>& rows, const KvPool& pool) {
   if (rows.empty() || rows.front().tokens.empty()) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = "a step of at least one row and one token",
-                 .got = rows.empty() ? "no row" : "a row without tokens",
+                 .wanted = "at least one sequence, with at least one token each, in a forward",
+                 .got = rows.empty() ? "no sequence" : "a sequence without tokens",
                  .next = "leave out sequences without tokens"});
   }
   const bool begins = pool.length(rows.front().sequence) == 0;
   for (const StepRow& row : rows) {
     if (row.tokens.size() == rows.front().tokens.size() && (pool.length(row.sequence) == 0) == begins) continue;
-    throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = cat("rows of ", rows.front().tokens.size(), " tokens that all ", begins ? "begin" : "go on"),
-                 .got = cat("one of ", row.tokens.size(), " tokens after ", pool.length(row.sequence)),
-                 .next = "run rows of another form in a step of their own, as StepRunner does"});
+    throw Error(
+        {.kind = ErrorKind::kInvalidArgument,
+         .wanted = cat("each sequence of this forward to have ", rows.front().tokens.size(), " new tokens and ",
+                       begins ? "none" : "some", " in the cache"),
+         .got = cat("one of ", row.tokens.size(), " new tokens and ", pool.length(row.sequence), " in the cache"),
+         .next = "run sequences of another form in a forward of their own, as StepRunner does"});
   }
 }
 

@@ -86,9 +86,9 @@ class XgrammarMatcher : public Matcher {
     const size_t expected = (static_cast<size_t>(loaded_->vocab) + 31) / 32;
     if (words.size() != expected) {
       throw Error({.kind = ErrorKind::kInternal,
-                   .wanted = cat(expected, " words of a mask"),
+                   .wanted = cat(expected, " words of 32 bits in the mask of allowed tokens"),
                    .got = cat(words.size()),
-                   .next = "report it"});
+                   .next = "report it: this is a fault of hotswap"});
     }
     if (ended_) return std::fill(words.begin(), words.end(), 0);
     int64_t shape = static_cast<int64_t>(words.size()), stride = 1;
@@ -189,10 +189,12 @@ void self_test(const std::shared_ptr<const FfiLibrary>& library) {
     if (!matcher->accept(id)) seen.push_back(-1);
   }
   if (seen == std::vector<int32_t>{1, 2, 8} && matcher->ended() && !matcher->accept(0)) return;
-  throw Error({.kind = ErrorKind::kUnsupported,
-               .wanted = "an xgrammar that allows {} and then the end",
-               .got = "masks " + join(seen),
-               .next = kInstall});
+  throw Error(
+      {.kind = ErrorKind::kUnsupported,
+       .wanted =
+           "an xgrammar that passes hotswap's check of it at load (the tokens of {} and the end, one after another)",
+       .got = "other masks of allowed tokens: " + join(seen),
+       .next = kInstall});
 }
 
 }  // namespace

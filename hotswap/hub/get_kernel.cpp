@@ -47,8 +47,8 @@ void verify_digest_of(const KernelRequest& request, HubKernel& kernel) {
   }
   if (!metadata.digests) {
     throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = cat("a digest of the files in ", file.string()),
-                 .got = "a package whose files nothing vouches for",
+                 .wanted = cat("a digest (checksums of the package's files) in ", file.string()),
+                 .got = "none, so that its files cannot be verified",
                  .next = cat("ask its publisher for a build with one, or list ", kernel.location.repo,
                              " in [trust] skip-digest of hotswap.toml; nothing of it was run")});
   }

@@ -60,9 +60,9 @@ const LockedKernel* find_lock(const Lockfile* lock, const std::string& repo, con
   }
   if (others.empty()) return nullptr;
   throw Error({.kind = ErrorKind::kNotFound,
-               .wanted = cat("a lock of ", ref->str()),
-               .got = cat("the lock file has ", join(others)),
-               .next = "update the lock file with `hotswap kernel lock`, or request what it has"});
+               .wanted = cat(ref->str(), " in the lock file"),
+               .got = cat("only ", join(others)),
+               .next = "add it with `hotswap kernel lock`, or request a version that is locked"});
 }
 
 void require_lock(const KernelRequest& request, const KernelLocation& location) {

@@ -320,7 +320,7 @@ TEST_F(KernelsOfTheHub, WithoutADigestByNameOnly) {
   PackageCopy bare("norm");
   bare.edit_metadata([](nlohmann::ordered_json& json) { json.erase("digest"); });
   serve(bare.root(), "acme/bare", "v1");
-  expect_has(refused("acme/bare"), {"nothing vouches for", "skip-digest"});
+  expect_has(refused("acme/bare"), {"cannot be verified", "skip-digest"});
   TempFolder project;
   write_file(project.path() / "hotswap.toml", "[trust]\nskip-digest = [\"acme/bare\"]\n");
   TinyModel model;

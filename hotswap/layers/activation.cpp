@@ -54,10 +54,12 @@ const ActivationKind& activation_kind(const std::string& name, const std::string
     if (name == kind.name) return kind;
     known.emplace_back(kind.name);
   }
-  throw Error({.kind = ErrorKind::kUnsupported,
-               .wanted = cat("an activation that is implemented: ", join(known)),
-               .got = cat(where, " = \"", name, '"'),
-               .next = "add it to hotswap/layers/activation.cpp"});
+  throw Error(
+      {.kind = ErrorKind::kUnsupported,
+       .wanted = cat("an activation that is implemented: ", join(known)),
+       .got = cat(where, " = \"", name, '"'),
+       .next =
+           "run this model with transformers, or add the activation to hotswap/layers/activation.cpp and build again"});
 }
 
 Activation::Activation(const ActivationKind& kind) : forward_(this, kind.layer, "activation/1", kind.stock) {}

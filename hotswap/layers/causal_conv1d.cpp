@@ -17,9 +17,9 @@ Tensor activated(const Tensor& y, const std::string& activation) {
   if (activation == "none") return y;
   if (activation == "silu") return at::silu(y);
   throw Error({.kind = ErrorKind::kUnsupported,
-               .wanted = "an activation of a convolution: silu or none",
+               .wanted = "silu or none as the convolution's activation",
                .got = cat('"', activation, '"'),
-               .next = "apply another one behind a convolution with none"});
+               .next = "take none, and apply the activation to the convolution's result"});
 }
 
 // No padding: [batch, channels, time + width - 1] -> [batch, channels, time]

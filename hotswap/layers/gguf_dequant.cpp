@@ -94,9 +94,9 @@ void dequantise(const Dequantise& job) {
       return dequantise_to<c10::Half>(job);
     default:
       throw Error({.kind = ErrorKind::kInvalidArgument,
-                   .wanted = "float32, bfloat16 or float16 weights from a GGUF file",
+                   .wanted = "a dtype of float32, bfloat16 or float16 to load a GGUF file in",
                    .got = c10::toString(job.dtype),
-                   .next = "choose one of them"});
+                   .next = "request one of these (--dtype)"});
   }
 }
 

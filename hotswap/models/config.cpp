@@ -30,7 +30,8 @@ int64_t read_head_dim(const Json& config, const ModelConfig& c, const ConfigDefa
   throw Error({.kind = ErrorKind::kCorrupt,
                .wanted = cat("an even ", defaults.head_dim_key, ": rotary embeddings turn pairs"),
                .got = cat(head_dim, " in ", config.where()),
-               .next = cat("set ", defaults.head_dim_key, " to the width that the q_proj weight has a head")});
+               .next = cat("set ", defaults.head_dim_key,
+                           " to the number of rows of q_proj.weight divided by num_attention_heads")});
 }
 
 }  // namespace

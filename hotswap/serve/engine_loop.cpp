@@ -31,7 +31,7 @@ SchedulerOptions scheduler_options(const EngineOptions& o, const ForwardGroups& 
 void require_pieces(const CausalLM& model, const EngineOptions& options) {
   if (model.device().is_cpu() || options.page_size == 0) return;
   throw Error({.kind = ErrorKind::kUnsupported,
-               .wanted = "keys and values in one piece a sequence, for texts that do not depend on their company",
+               .wanted = "no pages with --exact (output that is independent of other requests in the batch)",
                .got = cat("pages of ", options.page_size, " tokens"),
                .next = "leave --page-size out, or --exact"});
 }
@@ -47,10 +47,11 @@ ForwardGroups groups_of(CausalLM& model, const EngineOptions& options, std::stri
   require_pieces(model, options);
   const WholeSteps found = probe_whole_steps(model, options.rows);
   if (!found.why_not.empty()) {
-    throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = "a model whose texts can be kept from depending on their company on this device",
-                 .got = found.why_not,
-                 .next = "serve without --exact, or on the CPU"});
+    throw Error(
+        {.kind = ErrorKind::kUnsupported,
+         .wanted = "a model whose output can be independent of other requests in the batch (--exact) on this device",
+         .got = found.why_not,
+         .next = "serve without --exact, or on the CPU"});
   }
   char times[80];
   std::snprintf(times, sizeof(times), "%.3f ms, of one row otherwise %.3f ms", found.ms, found.single_ms);

@@ -122,7 +122,7 @@ SpecialTokens read_special_tokens(const Json& json, const TokenOf& token_of) {
     for (size_t i = 0; i < ids.size(); ++i) {
       if (!token_of(ids[i])) {
         throw Error({.kind = ErrorKind::kCorrupt,
-                     .wanted = cat("ids of the vocabulary at ", entry.where()),
+                     .wanted = cat("an id of the vocabulary for '", tokens[i], "' at ", entry.where()),
                      .got = cat(ids[i]),
                      .next = "write the id that the vocabulary or added_tokens has for this token"});
       }
@@ -144,7 +144,7 @@ TemplatePiece read_token(const Json& json, const TokenOf& token_of) {
   const auto id = pair[1].as<int64_t>();
   if (!token_of(id)) {
     throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = cat("an id of the vocabulary at ", json.where()),
+                 .wanted = cat("an id of the vocabulary for '", pair[0].as<std::string>(), "' at ", json.where()),
                  .got = cat(id),
                  .next = "write the id that the vocabulary or added_tokens has for this token"});
   }

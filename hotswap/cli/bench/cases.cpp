@@ -187,9 +187,9 @@ OpCase make_case(const std::string& op, const CaseSize& size) {
   auto example = maker.make(layer_name, size.large ? maker.large : maker.small);
   if (!example) {
     throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = cat("an example of ", layer.str()),
+                 .wanted = cat("example inputs for ", layer.str(), ", to run its op on"),
                  .got = example.why(),
-                 .next = "name other ops"});
+                 .next = "name other ops of the package (--list shows them)"});
   }
   const Call call(layer, role, *example, size.dtype);
   return {.op = op,

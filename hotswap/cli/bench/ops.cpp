@@ -112,7 +112,7 @@ OpResult bench_op(const OpCase& op_case, const OpBenchOptions& options) {
     throw Error({.kind = ErrorKind::kInternal,
                  .wanted = cat(op_case.op, " ", op_case.shape, " ", op_case.dtype, " within ", tolerance, " of torch"),
                  .got = cat("a relative difference of ", result.error),
-                 .next = "run the package's tests: the op is wrong"});
+                 .next = "do not use this kernel: its op is wrong; run the package's tests, or tell its publisher"});
   }
 
   std::vector<double> our_times, peer_times;

@@ -137,19 +137,21 @@ std::set<std::string> blobs_shown(const fs::path& repo_folder, const std::string
 
 const CachedRevision& find_revision(const CachedRepo& found, const std::string& wanted) {
   std::vector<const CachedRevision*> hits;
-  std::vector<std::string> known;
+  std::vector<std::string> known, begun;
   for (const CachedRevision& revision : found.revisions) {
     const bool named = std::find(revision.refs.begin(), revision.refs.end(), wanted) != revision.refs.end();
     if (named) return revision;
-    if (wanted.size() >= 7 && is_hex(wanted) && revision.commit.starts_with(wanted)) hits.push_back(&revision);
+    if (wanted.size() >= 7 && is_hex(wanted) && revision.commit.starts_with(wanted)) {
+      hits.push_back(&revision);
+      begun.push_back(revision.commit);
+    }
     known.push_back(revision.refs.empty() ? revision.commit : join(revision.refs, " = "));
   }
   if (hits.size() == 1) return *hits.front();
   throw Error({.kind = hits.empty() ? ErrorKind::kNotFound : ErrorKind::kInvalidArgument,
-               .wanted = cat("one revision '", shown(wanted), "' of ", found.repo.id),
-               .got = hits.empty() ? cat("these: ", known.empty() ? "none" : join(known))
-                                   : cat(hits.size(), " commits that begin so"),
-               .next = "name one of them, or more digits"});
+               .wanted = cat("'", shown(wanted), "' to be one revision of ", found.repo.id, " in the cache"),
+               .got = hits.empty() ? cat("these revisions: ", known.empty() ? "none" : join(known)) : join(begun),
+               .next = hits.empty() ? "name one of them" : "write more digits of the one that you mean"});
 }
 
 }  // namespace

@@ -128,9 +128,9 @@ void verify_locked_variant(const LockedKernel& locked, const fs::path& folder, c
     std::vector<std::string> names;
     for (const auto& [name, hash] : locked.variants) names.push_back(name);
     throw Error({.kind = ErrorKind::kNotFound,
-                 .wanted = cat("the variant ", variant, " of ", locked.dependency.repo, " in the lock"),
-                 .got = names.empty() ? "no variant" : join(names),
-                 .next = "lock again with `hotswap kernel lock`"});
+                 .wanted = cat("the build ", variant, " of ", locked.dependency.repo, " in the lock file"),
+                 .got = names.empty() ? "no build of it" : cat("only ", join(names)),
+                 .next = "run `hotswap kernel lock` again, which locks the builds that the kernel has now"});
   }
   const std::string got = hash_locked_variant(folder, is_lfs, files);
   if (got == found->second) return;

@@ -179,9 +179,9 @@ const LockedKernel& Lockfile::at(const std::string& repo) const {
     if (kernel.dependency.repo != repo) continue;
     if (found != nullptr) {
       throw Error({.kind = ErrorKind::kInvalidArgument,
-                   .wanted = cat("one lock of ", repo),
+                   .wanted = cat(repo, " once in the lock file"),
                    .got = cat(found->dependency.str(), " and ", kernel.dependency.str()),
-                   .next = "use one of these"});
+                   .next = "name the version that you want in the request, or remove the other entry"});
     }
     found = &kernel;
   }

@@ -17,10 +17,11 @@ void parse_metadata_of(Manifest& m) {
   static_cast<KernelMetadata&>(m) = parse_metadata(m.metadata_text, file.string());
   m.digest = "sha256:" + to_hex(sha256(as_bytes(m.metadata_text)));
   if (m.checked && !m.digests) {
-    throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = "key 'digest' in " + file.string(),
-                 .got = "a package whose files nothing vouches for",
-                 .next = "run `hotswap kernel hash` on it if it is yours, or get another"});
+    throw Error(
+        {.kind = ErrorKind::kCorrupt,
+         .wanted = "key 'digest' (checksums of the package's files) in " + file.string(),
+         .got = "none, so that its files cannot be verified",
+         .next = "run `hotswap kernel hash` on the package if you built it; else get a build that has digests"});
   }
 }
 

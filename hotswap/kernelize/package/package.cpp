@@ -100,10 +100,11 @@ void open_library(const Manifest& m, SealedFile& library) {
   const std::string ops = m.id + "::";
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     if (!name.name.starts_with(ops)) continue;
-    throw Error({.kind = ErrorKind::kInvalidArgument,
-                 .wanted = cat("to load ", m.library().string()),
-                 .got = cat("the op ", name.name, ", which something else has registered"),
-                 .next = "load a package by hotswap alone"});
+    throw Error(
+        {.kind = ErrorKind::kInvalidArgument,
+         .wanted = cat("to load ", m.library().string()),
+         .got = cat("its op ", name.name, " registered in this process already"),
+         .next = "leave out the other load of it (torch.ops.load_library, LD_PRELOAD): hotswap loads packages itself"});
   }
   // Foreign packages name PyModule_Create2 for Python's sake. Bound when called, it is never missed here.
   const int when = m.adapter.empty() ? RTLD_NOW : RTLD_LAZY;

@@ -117,9 +117,10 @@ void load_generators(const fs::path& file, at::Device device) {
     const Tensor saved = std::get<Tensor>(state->value).contiguous(), own = generator_state(of);
     if (saved.sizes() != own.sizes() || saved.scalar_type() != own.scalar_type()) {
       throw Error({.kind = ErrorKind::kCorrupt,
-                   .wanted = cat("a generator's state of ", own.numel(), " bytes at ", file.string(), ": ", key),
-                   .got = cat(saved.numel(), " of ", toString(saved.scalar_type())),
-                   .next = "remove this file: the run then draws others"});
+                   .wanted = cat("a state of the random number generator of ", own.numel(), " bytes at ", file.string(),
+                                 ": ", key),
+                   .got = cat(saved.numel(), " elements of ", toString(saved.scalar_type())),
+                   .next = "remove this file: training then goes on with other random numbers"});
     }
     at::Generator generator = generator_of(of);
     const std::lock_guard lock(generator.mutex());
