@@ -30,6 +30,8 @@ NOT_TOUCHED = {
     "hotswap/kernelize/contract/contract.h": "a list that is closed: what packages of before called packed",
     "kernels/decode/layers.json": "another op that takes weights",
     "kernels/decode/layers.cuda.json": "the same",
+    "kernels/moe/layers.json": "the same",
+    "kernels/linear/layers.cuda.json": "is there because of one format that a GPU does not take, and goes when it does",
     "kernels/common/gpu/gemv/packed_blocks.cuh": "what whole layers and few rows multiply by; other formats go without (has_packed_blocks)",
 }
 OF_STEPS = re.compile(r"captur|cuda.?graph|device_length|weights_are_old|prefetch", re.IGNORECASE)
