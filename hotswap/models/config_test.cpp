@@ -56,7 +56,7 @@ TEST(Config, HostileOnesAreRefusedByName) {
   const Object removed = Object(Object::value_t::discarded);
   const std::vector<Bad> all = {
       {"model_type", removed, "model_type"},
-      {"model_type", "rwkv", "mistral, mixtral, olmo, olmo2"},
+      {"model_type", "rwkv", "mistral, mixtral, nemotron_h, olmo"},
       {"model_type", 7, "model_type"},
       {"vocab_size", removed, "vocab_size"},
       {"vocab_size", 0, "vocab_size"},

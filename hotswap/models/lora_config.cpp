@@ -171,6 +171,7 @@ nlohmann::ordered_json LoraConfig::to_json() const {
 std::vector<std::string> default_target_modules(const std::string& model_type) {
   if (model_type == "gpt2") return {"c_attn"};
   if (model_type == "gpt_neox" || model_type == "falcon") return {"query_key_value"};
+  if (model_type == "nemotron_h") return {"q_proj", "k_proj", "v_proj", "o_proj"};
   if (model_type == "phi") return {"q_proj", "v_proj", "fc1", "fc2"};
   constexpr std::array<const char*, 9> kAttention = {"llama", "mistral", "mixtral",     "qwen2",   "qwen3",
                                                      "gemma", "gemma2",  "gemma3_text", "stablelm"};

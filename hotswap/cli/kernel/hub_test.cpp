@@ -134,7 +134,7 @@ TEST_F(CliHub, LockThenDownload) {
   // A lock with no variant left is none that lets everything through.
   other[0]["variants"] = nlohmann::json::object();
   write("project/kernels.lock", other.dump());
-  EXPECT_TRUE(has(ask("kernel download " + project).err, "in the lock; got no variant"));
+  EXPECT_TRUE(has(ask("kernel download " + project).err, "in the lock file; got no build of it"));
   EXPECT_EQ(ask("kernel download --all-variants " + project).status, 1);
 
   const Outcome by_commit = ask("kernel lock " + project);

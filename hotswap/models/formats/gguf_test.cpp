@@ -368,7 +368,7 @@ TEST(GgufModel, ConfigRefuses) {
   EXPECT_NE(message(small_model("mamba")).find("'mamba'"), std::string::npos);
   EXPECT_NE(message(Gguf().u32("k", 1)).find("general.architecture"), std::string::npos);
   EXPECT_NE(message(Gguf().str("general.architecture", "llama")).find("llama.embedding_length"), std::string::npos);
-  EXPECT_NE(message(small_model("llama").u32("llama.expert_count", 8)).find("expert_count"), std::string::npos);
+  EXPECT_NE(message(small_model("llama").u32("llama.expert_count", 8)).find("expert_used_count"), std::string::npos);
   EXPECT_NE(message(small_model("llama").u32("llama.rope.dimension_count", 4).u32("llama.attention.key_length", 8))
                 .find("width"),
             std::string::npos);

@@ -53,7 +53,7 @@ def test_packed_weights_are_the_numbers_of_their_blocks(ops):
     want = torch.nn.functional.linear(x.double(), (d.double() * q.double()).reshape(7, 96), bias.double())
     assert (y - want).norm() <= 2e-6 * want.norm()  # float32 sums
     torch.library.opcheck(ops.packed_linear.default, (x, blocks, *nothing_beside, "q8_0", 96, None))
-    with pytest.raises(RuntimeError, match='expected the format q8_0, q4_0, .*, int4_g128 or e4m3_g128; got "int4"'):
+    with pytest.raises(RuntimeError, match='expected the format q8_0, q4_0, .*, e4m3_g128 or mxfp4; got "int4"'):
         ops.packed_linear(x, blocks, *nothing_beside, "int4", 96, bias)
     with pytest.raises(RuntimeError, match=r"data \[out, 54\]"):
         ops.packed_linear(x, blocks, *nothing_beside, "q4_0", 96, bias)

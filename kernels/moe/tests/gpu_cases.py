@@ -1,5 +1,7 @@
 """This package on a GPU: what tests of all packages ask of it (kernels/common/tests/test_cuda.py says what each is)."""
 
+CPU_ONLY = ("moe_experts_packed",)
+
 WIDE = r"combine_rows<.*BFloat16, true>"
 
 # float16's rounding of h beside 128 sums; after the products, where nothing waits for it.
