@@ -181,7 +181,7 @@ const LockedKernel& Lockfile::at(const std::string& repo) const {
       throw Error({.kind = ErrorKind::kInvalidArgument,
                    .wanted = cat(repo, " once in the lock file"),
                    .got = cat(found->dependency.str(), " and ", kernel.dependency.str()),
-                   .next = "name the version that you want in the request, or remove the other entry"});
+                   .next = "name one of these versions in the request, or remove an entry"});
     }
     found = &kernel;
   }
