@@ -120,7 +120,7 @@ void load_generators(const fs::path& file, at::Device device) {
                    .wanted = cat("a state of the random number generator of ", own.numel(), " bytes at ", file.string(),
                                  ": ", key),
                    .got = cat(saved.numel(), " elements of ", toString(saved.scalar_type())),
-                   .next = "remove this file: training then goes on with other random numbers"});
+                   .next = "remove this file: training then draws other random values"});
     }
     at::Generator generator = generator_of(of);
     const std::lock_guard lock(generator.mutex());
