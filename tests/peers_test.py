@@ -67,7 +67,7 @@ def main() -> None:
                 cases += len(some)
                 shapes[re.sub(PASSES, "", op)] |= some
                 shapes[op] |= some
-        own = "".join(f.read_text() for f in sorted(bench.glob("*.py")) if not f.stem.endswith("_peers"))
+        own = "".join(f.read_text() for f in sorted(bench.glob("*.[cp]*")) if not f.stem.endswith("_peers"))
         for op in sorted({re.sub(PASSES, "", op) for op in ops} - WITH_OTHERS):
             there = shapes[op] or set().union(*(some for name, some in shapes.items() if name.startswith(f"{op}_")))
             if len(there) < 3 and not re.search(rf"\b{op}\b", own):

@@ -19,7 +19,7 @@ struct MixedBlockParts {
   const char* second_norm_name = "pre_ff_layernorm";
 };
 
-//   hidden += mixer(norm(hidden)); hidden += feed_forward(norm(hidden)), each times config.residual_multiplier
+// hidden += mixer(norm(hidden)), then hidden += feed_forward(norm(hidden)), each times config.residual_multiplier.
 class MixedBlock : public Block {
  public:
   MixedBlock(const ModelConfig& config, MixedBlockParts parts);

@@ -9,6 +9,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -132,7 +133,9 @@ inline PackedWeight random_blocks(const std::string& name, int64_t out, int64_t 
   const Tensor d = halves(scale), m = halves(minimum);
   Tensor wide_d = d.to(at::kDouble);
   if (packing.e8m0_scale) {
-    const Tensor power = at::randint(112, 126, {out, blocks, 1}, by, at::kByte);
+    // Powers of two up to four times the scale, so that the weights are about as large as those of other formats.
+    const int64_t end = std::min<int64_t>(126, 130 + int64_t(std::floor(std::log2(scale))));
+    const Tensor power = at::randint(end - 14, end, {out, blocks, 1}, by, at::kByte);
     bytes.narrow(-1, 0, 1).copy_(power);
     wide_d = at::exp2(power.to(at::kDouble) - 127);
   } else if (packing.float32_scale) {

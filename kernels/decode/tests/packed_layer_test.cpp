@@ -20,9 +20,9 @@ std::pair<Layer, Layer> packed_layers(const Shape& shape, at::ScalarType dtype,
       double codes, minimums;
     };
     static const std::map<std::string, Size> sizes = {
-        {"Q8_0", {74, 0}},     {"Q4_0", {5, 0}},       {"Q4_1", {14, 2}},     {"Q5_0", {10, 0}},
-        {"Q4_K", {560, 75}},   {"Q5_K", {1150, 75}},   {"Q6_K", {1400, 0}},   {"int4_g32", {13, 0}},
-        {"int4_g64", {13, 0}}, {"int4_g128", {13, 0}}, {"e4m3_g128", {95, 0}}};
+        {"Q8_0", {74, 0}},     {"Q4_0", {5, 0}},       {"Q4_1", {14, 2}},      {"Q5_0", {10, 0}},
+        {"Q4_K", {560, 75}},   {"Q5_K", {1150, 75}},   {"Q6_K", {1400, 0}},    {"int4_g32", {13, 0}},
+        {"int4_g64", {13, 0}}, {"int4_g128", {13, 0}}, {"e4m3_g128", {95, 0}}, {"MXFP4", {3, 0}}};
     const double size = 1 / std::sqrt(double(like.size(1)));
     const auto& [codes, minimums] = sizes.at(packing);
     const PackedWeight w =
