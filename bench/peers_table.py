@@ -7,15 +7,12 @@ Of each case the times with L2 cleared before each call, the best peer's, and th
 
 import argparse
 import csv
+import sys
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-COPY = "a copy of the same bytes"  # as bench/lib/gpu_common.py has it, which needs torch
-
-
-def is_floor(peer: str) -> bool:
-    return peer.startswith("ours") or "products" in peer
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
+from bench.lib.results import COPY, ROOT, is_floor  # noqa: E402
 
 
 def cases(file: Path, since: str) -> dict:
@@ -33,7 +30,7 @@ def cases(file: Path, since: str) -> dict:
 
 def line(op: str, shape: str, dtype: str, rows: dict) -> str:
     ours = float(next(iter(rows.values()))["ours_cleared"])
-    peers = {n: float(r["peer_cleared"]) for n, r in rows.items() if r["peer_cleared"] and n != COPY and not is_floor(n)}
+    peers = {n: float(r["peer_cleared"]) for n, r in rows.items() if r["peer_cleared"] and not is_floor(n)}
     best = min(peers, key=peers.get, default=None)
     theirs = f"{best.split(';')[0]} {peers[best]:.1f} | {bold(peers[best] / ours, 1)}" if best else " | "
     copy = rows.get(COPY)

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from bench.lib.gpu_meter import Meter
+from bench.lib.results import COPY, is_floor
 
 SETS = 3  # of inputs, used in turn
 PEERS = {"torch": "torch", "torch.compile": "torch", "transformers": "transformers", "Liger": "liger_kernel"}
-COPY = "a copy of the same bytes"
 BF16_ERROR = 8e-3
 
 
@@ -117,11 +117,6 @@ class Timer:
             call()
         torch.cuda.synchronize()
         return (time.perf_counter() - start) / 2000 * 1e6
-
-
-def is_floor(peer: str) -> bool:
-    """No peer: ours by another option, or only the products of the result."""
-    return peer.startswith("ours") or "products" in peer
 
 
 def randoms(*shape, scale=1.0, grad=False):

@@ -19,6 +19,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+COPY = "a copy of the same bytes"
 COLUMNS = (
     "date commit machine cpus cpu_features torch load kind what shape dtype threads ours stock peer peer_name".split()
 )
@@ -56,6 +57,11 @@ def gpu() -> dict:
     import torch
 
     return {"machine": torch.cuda.get_device_name()}
+
+
+def is_floor(peer: str) -> bool:
+    """No peer: ours by another option, only the products of the result, or a copy."""
+    return peer.startswith("ours") or "products" in peer or peer == COPY
 
 
 def rounded(value):

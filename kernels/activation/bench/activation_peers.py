@@ -1,15 +1,14 @@
 """Activations and gates on a GPU beside torch, torch.compile, transformers and Liger; bench/peers.py runs it."""
 
 import torch
+from bench.lib.gates import FEW, SHAPES, gates
 from bench.lib.gpu_common import backward_of, randoms
 
-SHAPES = ((16384, 1024), (16384, 8192), (8192, 28672))  # short rows, and the inner sizes of Llama-1B's and 70B's MLPs
 # our op: transformers' name of it, Liger's class
 ACTS = {"silu": ("silu", None), "gelu": ("gelu", None), "gelu_tanh": ("gelu_pytorch_tanh", None), "gelu_new": ("gelu_new", None),
         "gelu_fast": ("gelu_fast", None), "gelu_quick": ("quick_gelu", None), "relu_squared": ("relu2", "LigerReLUSquaredFunction")}  # fmt: skip
 GATES = {"silu_and_mul": ("silu", "LigerSiLUMulFunction"), "gelu_and_mul": ("gelu", None),
          "gelu_tanh_and_mul": ("gelu_pytorch_tanh", "LigerGELUMulFunction")}  # fmt: skip
-FEW = slice(0, 64)  # rows that are checked
 
 
 def run(c):
@@ -18,9 +17,7 @@ def run(c):
         for op, (name, liger) in ACTS.items():
             if c.wants_some((op, op + "_bwd"), shape):
                 unary(c, op, name, liger, shape, rows, cols)
-        for op, (name, liger) in GATES.items():
-            if c.wants_some((op, op + "_bwd"), shape):
-                gate(c, op, name, liger, shape, rows, cols)
+    gates(c, "activation", GATES, joined=True)
 
 
 def unary(c, op, name, liger, shape, rows, cols):
@@ -51,37 +48,3 @@ def unary(c, op, name, liger, shape, rows, cols):
         "torch.compile": graph(c.compiled(layer)),
         "Liger": liger and graph(liger),
     }, 3 * one, "0.95 of copy", gradient)  # fmt: skip
-
-
-def gate(c, op, name, liger, shape, rows, cols):
-    from transformers.activations import ACT2FN
-
-    layer, ops, one = ACT2FN[name], c.ops["activation"], rows * cols * 2
-    liger = liger and c.liger and getattr(c.liger, liger).apply
-    forward, backward = getattr(ops, op), getattr(ops, op + "_bwd")
-    x, up, dy = randoms(rows, cols, scale=2), randoms(rows, cols), randoms(rows, cols)
-    packed = [torch.cat([a, b], -1) for a, b in zip(x, up, strict=True)]
-    plain = lambda gate, up: layer(gate) * up
-    with torch.no_grad():
-        fast = c.compiled(plain)
-        c.run(op, shape, {
-            "ours": lambda i: forward(packed[i]),
-            "transformers": lambda i: plain(x[i], up[i]),
-            "torch.compile": lambda i: fast(x[i], up[i]),
-            "Liger": liger and (lambda i: liger(x[i], up[i])),
-        }, 3 * one, "0.97 of copy",
-           lambda: ([forward(packed[0])[FEW]], [plain(x[0][FEW].double(), up[0][FEW].double())]))  # fmt: skip
-    both = [tuple(t.detach().clone().requires_grad_() for t in pair) for pair in zip(x, up, strict=True)]
-    graph = lambda fn: backward_of([fn(*t) for t in both], both, dy)
-
-    def gradients():
-        inputs = [t[0][FEW].double().requires_grad_() for t in (x, up)]
-        expected = torch.autograd.grad(plain(*inputs), inputs, dy[0][FEW].double())
-        return [backward(dy[0][FEW], packed[0][FEW])], [torch.cat(expected, -1)]
-
-    c.run(op + "_bwd", shape, {
-        "ours": lambda i: backward(dy[i], packed[i]),
-        "transformers": graph(plain),
-        "torch.compile": graph(c.compiled(plain)),
-        "Liger": liger and graph(liger),  # writes over its inputs: values drift, the work stays the same
-    }, 5 * one, "0.95 of copy", gradients)  # fmt: skip
