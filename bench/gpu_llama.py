@@ -30,7 +30,7 @@ from bench.lib.results import Results, add_flags, gpu  # noqa: E402
 
 
 # GGUF's types of values, and of tensors
-UINT32, FLOAT32, STRING, ARRAY, F32, BF16 = 4, 6, 8, 9, 0, 30
+UINT32, INT32, FLOAT32, STRING, ARRAY, F32, BF16 = 4, 5, 6, 8, 9, 0, 30
 NORMAL, CONTROL = 1, 3  # of tokens; bytes are words here, too: half of a letter would be kept back
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -48,8 +48,8 @@ def text(words: str) -> bytes:
 
 def value(v) -> bytes:
     if isinstance(v, list):
-        kind = {str: STRING, float: FLOAT32, int: UINT32}[type(v[0])]
-        pack = {STRING: text, FLOAT32: lambda x: struct.pack("<f", x), UINT32: lambda x: struct.pack("<I", x)}[kind]
+        kind = {str: STRING, float: FLOAT32, int: INT32}[type(v[0])]
+        pack = {STRING: text, FLOAT32: lambda x: struct.pack("<f", x), INT32: lambda x: struct.pack("<i", x)}[kind]
         return struct.pack("<IIQ", ARRAY, kind, len(v)) + b"".join(map(pack, v))
     if isinstance(v, str):
         return struct.pack("<I", STRING) + text(v)

@@ -5,7 +5,8 @@
 
 llama.cpp has no wheel with CUDA: its server is built on the machine (cmake -DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90). Weights are
 random on both sides, theirs in a GGUF file as in gpu_llama.py. Both servers run all the time, and `hotswap bench serve` loads one after
-the other, greedily and on past an end of text; of each the median of its turns. Theirs has a slot for each stream in one common memory.
+the other, greedily and on past an end of text; of each the median of its turns. Theirs has a slot for each stream with memory of its own, which
+is the faster of its two ways.
 """
 
 import argparse
@@ -75,7 +76,7 @@ def main() -> None:
         write_folder(model.config, folder / "shape")
         del model
         torch.cuda.empty_cache()
-        theirs = Server(args.server.resolve(), folder / "model.gguf", args.streams, args.prompt + args.new_tokens + 1, "--kv-unified")
+        theirs = Server(args.server.resolve(), folder / "model.gguf", args.streams, args.prompt + args.new_tokens + 1, "--no-kv-unified")
         try:
             theirs.wait(120)
             ours = Ours(args, folder / "shape")

@@ -4,6 +4,7 @@
 #   torch-ext/*.cpp         op registration, torch stable ABI only
 #   tests/*_test.cpp        bin/NAME_test; bench/NAME_bench.cpp, bench/NAME_cuda_bench.cpp: bin/NAME_bench, bin/NAME_cuda_bench;
 #                           all load the built package as any host does
+#   tests/NAME_emulated.cpp bin/NAME_emulated_test: .cu files of the package, run on the CPU
 # tests/package_layout_test.py holds every package to this layout.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   set(HOTSWAP_KERNEL_CPU x86_64)
@@ -21,6 +22,21 @@ set(HOTSWAP_KERNEL_FLAGS -O3 -fopenmp-simd -fno-math-errno -fno-trapping-math -f
     -Wno-maybe-uninitialized -Wno-uninitialized -Wno-psabi)
 
 add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
+
+# GPU kernels on the CPU: a test that includes .cu files as C++, with stand-ins for CUDA's headers. GCC only, for
+# thread_local arrays that are declared where they are used; AddressSanitizer does not follow fibers.
+function(hotswap_emulated_test name source)
+  if(NOT EXISTS "${source}" OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR HOTSWAP_SANITIZE)
+    return()
+  endif()
+  set(emulated "${CMAKE_SOURCE_DIR}/kernels/common/testing/emulated")
+  add_executable(${name}_test "${source}")
+  target_include_directories(${name}_test BEFORE PRIVATE "${emulated}" "${CMAKE_SOURCE_DIR}")
+  target_compile_definitions(${name}_test PRIVATE HOTSWAP_ISA=base)
+  target_compile_options(${name}_test PRIVATE -O1 -fno-extern-tls-init -Wno-unknown-pragmas -include "${emulated}/block.h")
+  target_link_libraries(${name}_test PRIVATE GTest::gtest GTest::gtest_main Threads::Threads)
+  add_test(NAME kernel_${name} COMMAND ${name}_test)
+endfunction()
 
 # What every package links, compiled once, and has in its Python API.
 file(GLOB HOTSWAP_KERNELS_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/cpu/*.cpp"
@@ -163,6 +179,7 @@ function(hotswap_kernel name)
     target_compile_options(${name}_test PRIVATE ${HOTSWAP_PCH_OPTIONS} ${HOTSWAP_TEST_OPTIONS})
     add_test(NAME kernel_${name} COMMAND ${name}_test)
   endif()
+  hotswap_emulated_test(${name}_emulated "${dir}/tests/${name}_emulated.cpp")
   foreach(bench ${name}_bench ${name}_cuda_bench)
     if(TARGET ${bench})
       set_target_properties(${bench} PROPERTIES EXCLUDE_FROM_ALL ON)

@@ -3,6 +3,7 @@
 
 #include "kernels/common/gpu/device.cuh"
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/reduce/column_sums.cuh"
 #include "kernels/common/gpu/tile/copy_async.cuh"
 #include "kernels/dyt/cuda/dyt.h"
 
@@ -12,8 +13,7 @@ namespace {
 using namespace kernels;
 using namespace kernels::gpu;
 
-constexpr int kThreads = 256, kSumThreads = 256;
-constexpr int kSumColumns = 32;                         // of a block
+constexpr int kThreads = 256;
 constexpr int kForwardBlocks = 4, kBackwardBlocks = 2;  // a multiprocessor
 constexpr int kForwardRows = 4;                         // of a thread in flight
 constexpr int kRingDepth = 3;  // rows of a thread in backward: two on their way, one being worked on; more are slower
@@ -209,67 +209,20 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks) dyt_backward(const 
   store_floats<N>(a.partial_beta + int64_t{blockIdx.y} * a.cols + p.col, betas);
 }
 
-__device__ __forceinline__ void write_number(void* out, DType dtype, int64_t at, float v) {
-  if (dtype == DType::kFloat32)
-    static_cast<float*>(out)[at] = v;
-  else if (dtype == DType::kBFloat16)
-    static_cast<BFloat16*>(out)[at] = from_float<BFloat16>(v);
-  else
-    static_cast<Half*>(out)[at] = from_float<Half>(v);
-}
-
-// The sums of dgamma's and dbeta's columns, N of them a thread: strip y takes chunks y, y + kStrips, ... A thread's
-// loads are on their way at the same time: nothing else hides their latency. The last block adds up dalpha.
-template <int N>
+// The sums of dgamma's and dbeta's columns; the last block adds up dalpha.
+template <int kColumns, int N>
 __global__ void __launch_bounds__(kSumThreads)
-    dyt_sums(const Backward a, const Sums sums, int64_t chunks, int64_t alphas) {
-  constexpr int kLanes = kSumColumns / N, kStrips = kSumThreads / kLanes, kWarps = kSumThreads / 32, kAtOnce = 8;
-  __shared__ float of_warps[kWarps][kSumColumns];
-  const int thread = int(threadIdx.x), warp = thread / 32, in_warp = thread % 32;
-  const int64_t per_tensor = (a.cols + kSumColumns - 1) / kSumColumns;
+    dyt_sums(const ColumnSums gamma, const ColumnSums beta, const ColumnSums alpha) {
+  __shared__ RowSum<1>::Memory memory;
+  const int64_t per_tensor = (gamma.cols + kColumns - 1) / kColumns, block = blockIdx.x;
   grid_dependency_wait();
-  if (blockIdx.x == 2 * per_tensor) {
-    float total = 0.f;
-    for (int64_t k = thread; k < alphas; k += kSumThreads) total += a.partial_alpha[k];
-    total = warp_sum(total);
-    if (in_warp == 0) of_warps[warp][0] = total;
-    __syncthreads();
-    if (thread > 0) return;
-    for (int w = 1; w < kWarps; ++w) total += of_warps[w][0];
-    return write_number(sums.dalpha, a.alpha.dtype, 0, total);
-  }
-  const bool of_beta = blockIdx.x >= per_tensor;
-  const int64_t begin = (blockIdx.x - (of_beta ? per_tensor : 0)) * kSumColumns, col = begin + thread % kLanes * N;
-  const float* partial = (of_beta ? a.partial_beta : a.partial_gamma) + col;
-  float total[N] = {};
-  for (int64_t first = thread / kLanes; col < a.cols && first < chunks; first += kAtOnce * kStrips) {
-    Pack<float, N> some[kAtOnce];
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const int64_t chunk = first + r * kStrips;
-      if (chunk < chunks) some[r] = load<N>(partial + chunk * a.cols);
-    }
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      if (first + r * kStrips >= chunks) break;
-      float v[N];
-      unpack(some[r], v);
-#pragma unroll
-      for (int i = 0; i < N; ++i) total[i] += v[i];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-#pragma unroll
-    for (int o = kLanes; o < 32; o *= 2) total[i] += __shfl_xor_sync(kAllLanes, total[i], o);
-    if (in_warp < kLanes) of_warps[warp][in_warp * N + i] = total[i];
-  }
-  __syncthreads();
-  if (thread >= kSumColumns || begin + thread >= a.cols) return;
-  float all = 0.f;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) all += of_warps[w][thread];
-  write_number(of_beta ? sums.dbeta : sums.dgamma, a.gamma.dtype, begin + thread, all);
+  if (block < per_tensor) return sum_block_columns<kColumns, N>(gamma, block * kColumns);
+  if (block < 2 * per_tensor) return sum_block_columns<kColumns, N>(beta, (block - per_tensor) * kColumns);
+  float total[1] = {0.f};
+  for (int64_t k = threadIdx.x; k < alpha.chunks; k += kSumThreads) total[0] += alpha.partial[k];
+  RowSum<1> sum_of(memory, kSumThreads);
+  sum_of(total);
+  if (threadIdx.x == 0) store_any(alpha.out, alpha.dtype, 0, total[0]);
 }
 
 template <class... Wanted, class... Given>
@@ -338,8 +291,12 @@ void backward(const Backward& a, const Plan& p, const Sums& sums, Stream stream)
   with_dtype(a.dtype, [&]<typename T>() {
     launch_plan(whole_vectors(a) ? &dyt_backward<T, kPerVector<T>> : &dyt_backward<T, 1>, p, bytes, stream, a, p.lanes);
   });
-  launch_after(a.cols % 4 == 0 ? &dyt_sums<4> : &dyt_sums<1>, 2 * divide_up(a.cols, kSumColumns) + 1, kSumThreads,
-               stream, a, sums, p.chunks, p.chunks * p.strips);
+  const ColumnSums gamma{a.partial_gamma, p.chunks, a.cols, sums.dgamma, a.gamma.dtype};
+  const ColumnSums beta{a.partial_beta, p.chunks, a.cols, sums.dbeta, a.gamma.dtype};
+  const ColumnSums alpha{a.partial_alpha, p.chunks * p.strips, 1, sums.dalpha, a.alpha.dtype};
+  with_sum_columns(gamma, [&]<int kColumns, int N>() {
+    launch_after(&dyt_sums<kColumns, N>, 2 * divide_up(a.cols, kColumns) + 1, kSumThreads, stream, gamma, beta, alpha);
+  });
 }
 
 }  // namespace dyt::cuda

@@ -1,6 +1,6 @@
-// The gated RMSNorm on a GPU. `lanes` threads, a part of a warp or a block, go through a chunk of rows of one group, of
-// which each holds kHeld vectors of 16 bytes while later rows are on their way; or a group is read twice, an element at
-// a time, where it is too long or not at whole vectors.
+// The gated RMSNorm on a GPU. `lanes` threads, a part of a warp or a block, hold a group, kHeld vectors of 16 bytes
+// each; in backward they go through a chunk of rows while later rows are on their way. Or a group is read twice, an
+// element at a time, where it is too long or not at whole vectors.
 #pragma once
 
 #include "kernels/common/gpu/activations.cuh"
@@ -17,8 +17,8 @@ constexpr int kTwoPassThreads = 256;
 struct Layout {
   int lanes;       // of a group: a part of a warp, or a block
   int64_t groups;  // of a row
-  int64_t units;   // chunks x groups; where a group is read twice, forward's are rows x groups
-  int64_t chunk;   // rows
+  int64_t units;   // chunks x groups
+  int64_t chunk;   // rows; forward's is 1
 };
 
 template <class T>
@@ -83,65 +83,85 @@ struct Walk {
   }
 };
 
-// Rows of a thread's ring: the next ones are on their way.
-constexpr int kForwardRows = 3, kForwardThreads = 1024;
-template <class T, int kHeld>
-using ForwardRing = Ring<T, 2, kHeld, kForwardRows>;
+// A block of forward has one group, or several where each is a part of a warp (kMaxLanes = kPartsOfWarp).
+constexpr int kPartsOfWarp = 0, kPartsBlock = 128;
+constexpr int forward_block(int max_lanes) { return max_lanes == kPartsOfWarp ? kPartsBlock : max_lanes; }
+// Blocks of a multiprocessor that forward's registers are shared out among.
+constexpr int forward_blocks(int held, int max_lanes) { return (held == 1 ? 1536 : 1024) / forward_block(max_lanes); }
 
+// A group from its only load to its store, all of a thread's loads at once. No loop over rows: blocks that come and go
+// keep as many loads on their way as a ring would, and take a tenth less time. What stands before the first load is
+// short for the same reason.
 template <class T, int kHeld, int kMaxLanes, bool kNormFirst>
-__global__ void __launch_bounds__(kMaxLanes, kHeld > 2 ? 1 : kForwardThreads / kMaxLanes)
+__global__ void __launch_bounds__(forward_block(kMaxLanes), forward_blocks(kHeld, kMaxLanes))
     forward_held(const Forward a, const Layout l) {
   constexpr int kN = kPerVector<T>;
-  __shared__ typename RowSum<1>::Memory memory;
-  extern __shared__ uint4 ring_memory[];
   const Problem& p = a.of;
-  const Walk<T> walk(p, l);
-  ForwardRing<T, kHeld> ring{ring_memory + threadIdx.x,
-                             {walk.at(p.x, p.x_stride), walk.at(p.z, p.z_stride)},
-                             l.lanes * kN,
-                             int(p.group) - walk.lane * kN};
+  int lanes = int(blockDim.x), lane = int(threadIdx.x);
+  int64_t unit = blockIdx.x;
+  if constexpr (kMaxLanes == kPartsOfWarp) {  // lanes are a power of two
+    lanes = l.lanes;
+    unit = unit * (kPartsBlock / lanes) + lane / lanes;
+    lane &= lanes - 1;
+  }
+  const int64_t row = l.groups == 1 ? unit : unit / l.groups;
+  const int64_t first = (unit - row * l.groups) * p.group + lane * kN;
+  const int apart = lanes * kN, left = unit < l.units ? int(p.group) - lane * kN : 0;
+  const auto has = [&](int k) { return k * apart < left; };
+  grid_dependency_wait();
+  Pack<T, kN> x[kHeld], z[kHeld];
+  const T *x_at = row_of<T>(p.x, row, p.x_stride) + first, *z_at = row_of<T>(p.z, row, p.z_stride) + first;
 #pragma unroll
-  for (int row = 0; row < kForwardRows - 1; ++row) ring.send(row < walk.count, p.x_stride, p.z_stride);
-  float weight[kHeld][kN] = {};
+  for (int k = 0; k < kHeld; ++k) {
+    x[k] = has(k) ? load_evict_last<kN>(x_at) : Pack<T, kN>{};
+    z[k] = has(k) ? load_evict_last<kN>(z_at) : Pack<T, kN>{};
+    x_at += apart, z_at += apart;
+  }
+  constexpr bool kKeeps = kHeld <= 2;  // else computed again: registers are few
+  float kept[kKeeps ? kHeld : 1][kN], squares = 0.f;
+  const auto compute = [&](int k, float(&u)[kN]) {
+    float gate[kN];
+    unpack(x[k], u);
+    unpack(z[k], gate);
+#pragma unroll
+    for (int i = 0; !kNormFirst && i < kN; ++i) u[i] *= gate_of(gate[i]).value;
+  };
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    float(&u)[kN] = kept[kKeeps ? k : 0];
+    compute(k, u);
+#pragma unroll
+    for (int i = 0; i < kN; ++i) squares += u[i] * u[i];
+  }
+  const float rstd = rsqrtf(sum_once<kMaxLanes>(squares, lanes) / float(p.group) + p.eps);
+  if (left > 0 && a.rstd != nullptr && lane == 0) a.rstd[unit] = rstd;
+  const float* weights = p.weight + first;
+#pragma unroll
+  for (int k = 0; k < kHeld; ++k) {
+    float weight[kN] = {}, (&u)[kN] = kept[kKeeps ? k : 0];
+    if constexpr (!kKeeps) {
+      force_reunpack(x[k]);
+      force_reunpack(z[k]);
+      compute(k, u);
+    }
+    if constexpr (kNormFirst) {
+      float gate[kN];
+      unpack(z[k], gate);
+#pragma unroll
+      for (int i = 0; i < kN; ++i) u[i] *= gate_of(gate[i]).value;
+    }
+    if constexpr (!kKeeps) asm volatile("" ::: "memory");  // weights later: they take registers, too
+    if (has(k)) load_floats<kN>(weights, weight);
+    weights += apart;
+#pragma unroll
+    for (int i = 0; i < kN; ++i) u[i] *= rstd * weight[i];
+    x[k] = pack<T>(u);
+  }
+  // Together, after all the arithmetic: a row's writes arrive in memory side by side.
+  T* y = row_of<T>(a.y, row, p.cols) + first;
 #pragma unroll
   for (int k = 0; k < kHeld; ++k)
-    if (k * ring.apart < ring.has) load_floats<kN>(p.weight + walk.first + k * ring.apart, weight[k]);
-  T* y = row_of<T>(a.y, walk.begin, p.cols) + walk.first;
-  RowSum<1> sum(memory, l.lanes);
-  for (int row = 0; row < int(l.chunk); ++row) {  // as often in every thread: lanes of a warp may have several groups
-    ring.send(row + kForwardRows - 1 < walk.count, p.x_stride, p.z_stride);
-    cp_async_wait<kForwardRows - 1>();
-    float u[kHeld][kN], squares[1] = {0.f};
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      float gate[kN];
-      ring.get(0, k, u[k]);
-      if constexpr (!kNormFirst) ring.get(1, k, gate);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        if constexpr (!kNormFirst) u[k][i] *= gate_of(gate[i]).value;
-        squares[0] += u[k][i] * u[k][i];
-      }
-    }
-    sum(squares);
-    const float rstd = rsqrtf(squares[0] / float(p.group) + p.eps);
-    if (row < walk.count && a.rstd != nullptr && walk.lane == 0)
-      a.rstd[(walk.begin + row) * l.groups + walk.group] = rstd;
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      float gate[kN];
-      if constexpr (kNormFirst) ring.get(1, k, gate);
-#pragma unroll
-      for (int i = 0; i < kN; ++i) {
-        u[k][i] *= rstd * weight[k][i];
-        if constexpr (kNormFirst) u[k][i] *= gate_of(gate[i]).value;
-      }
-      if (row < walk.count && k * ring.apart < ring.has) store_floats<kN>(y + k * ring.apart, u[k]);
-    }
-    y += p.cols;
-    ring.advance();
-  }
-  cp_async_wait<0>();
+    if (has(k)) store(y + k * apart, x[k]);
 }
 
 // Gradients of one number, from g = dy rstd weight; slope: mean(g n) / x, or / (x silu(z)).
@@ -181,6 +201,8 @@ __global__ void __launch_bounds__(kMaxLanes, kBackwardThreads / kMaxLanes)
       {walk.at(p.x, p.x_stride), walk.at(p.z, p.z_stride), walk.at(a.dy, a.dy_stride)},
       l.lanes * kN,
       int(p.group) - walk.lane * kN};
+  grid_dependency_wait();
+  launch_dependents();
   T* dx = row_of<T>(a.dx, walk.begin, p.cols) + walk.first;
   T* dz = row_of<T>(a.dz, walk.begin, p.cols) + walk.first;
   const float* rstds = a.rstd + walk.begin * l.groups + walk.group;

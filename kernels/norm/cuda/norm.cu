@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/common/gpu/launch.cuh"
+#include "kernels/common/gpu/reduce/column_sums.cuh"
 #include "kernels/norm/cuda/layer_norm.cuh"
 #include "kernels/norm/cuda/norm.h"
 
@@ -98,32 +99,6 @@ void launch_columns(void (*kernel)(Wanted...), int64_t cols, int64_t chunks, Str
   config.blockDim = dim3(kThreads);
   config.stream = static_cast<cudaStream_t>(stream);
   checked(cudaLaunchKernelEx(&config, kernel, Wanted(std::forward<Given>(args))...), "kernel launch");
-}
-
-// out[c] = sum of partial[., c]: 32 columns a block; strip y takes chunks y, y + 32, ...; strips are added in order.
-template <class W>
-__global__ void __launch_bounds__(1024) sum_chunks(const ColumnSum a) {
-  __shared__ float strips[32][33];
-  const int x = int(threadIdx.x) % 32, y = int(threadIdx.x) / 32;
-  const int64_t col = int64_t{blockIdx.x} * 32 + x;
-  launch_dependents();
-  grid_dependency_wait();
-  float total = 0.f;
-  if (col < a.cols) {
-    int64_t k = y;
-    for (; k + 96 < a.chunks; k += 128) {  // four loads in flight
-      const float v0 = a.partial[k * a.cols + col], v1 = a.partial[(k + 32) * a.cols + col],
-                  v2 = a.partial[(k + 64) * a.cols + col], v3 = a.partial[(k + 96) * a.cols + col];
-      total = (((total + v0) + v1) + v2) + v3;
-    }
-    for (; k < a.chunks; k += 32) total += a.partial[k * a.cols + col];
-  }
-  strips[y][x] = total;
-  __syncthreads();
-  // Transposed: warp y adds the strips of column y, by halves.
-  const float v = warp_sum(strips[x][y]);
-  const int64_t out = int64_t{blockIdx.x} * 32 + y;
-  if (x == 0 && out < a.cols) static_cast<W*>(a.out)[out] = from_float<W>(v);
 }
 
 bool rows_aligned(const RmsNormForward& a, int64_t rows) {
@@ -262,8 +237,7 @@ int64_t layer_norm_backward(const LayerNormBackward& given, const Scale& s, Stre
 }
 
 void column_sum(const ColumnSum& a, Stream stream) {
-  if (a.cols == 0) return;
-  with_dtype(a.dtype, [&]<typename W>() { launch_after(&sum_chunks<W>, divide_up(a.cols, 32), 1024, stream, a); });
+  kernels::gpu::sum_columns({a.partial, a.chunks, a.cols, a.out, a.dtype}, stream);
 }
 
 }  // namespace norms::cuda

@@ -17,6 +17,6 @@ void layer_norm_forward(const LayerNormForward& a, const Scale& weight, const Sc
 int64_t partial_rows(int64_t rows, int64_t cols, DType dtype);
 int64_t rms_norm_backward(const RmsNormBackward& a, const Scale& weight, Stream stream);
 int64_t layer_norm_backward(const LayerNormBackward& a, const Scale& weight, Stream stream);
-void column_sum(const ColumnSum& a, Stream stream);  // chunks in order, 32 strips of them side by side
+void column_sum(const ColumnSum& a, Stream stream);  // in a fixed order (column_sums.cuh)
 
 }  // namespace norms::cuda

@@ -2,6 +2,7 @@
 // barrier stands between a row's arrival and its use; sums over the threads of a row; sums over the rows of a block.
 #pragma once
 
+#include "kernels/common/gpu/ptx/named_barrier.cuh"
 #include "kernels/common/gpu/tile/copy_async.cuh"
 #include "kernels/norm/cuda/rows.cuh"
 
@@ -95,7 +96,7 @@ class GroupSum {
 #pragma unroll
       for (int s = 0; s < kSums; ++s) reinterpret_cast<float*>(memory_.parts[turn_][s][group_])[warp] = v[s];
     }
-    asm volatile("bar.sync %0, %1;" ::"r"(group_ + 1), "r"(lanes_) : "memory");
+    barrier_wait(group_ + 1, lanes_);
 #pragma unroll
     for (int s = 0; s < kSums; ++s) v[s] = 0.f;
 #pragma unroll

@@ -8,25 +8,6 @@
 
 namespace norms::gpu {
 
-// A sum over the threads of a row, once a block: a part of a warp's (kLanes = 0), or at most kLanes of the block's.
-template <int kLanes>
-__device__ __forceinline__ float sum_once(float v, int lanes) {
-  if constexpr (kLanes == 0) {
-    return lanes_sum(v, lanes);
-  } else {
-    constexpr int kWarps = kLanes / 32;
-    __shared__ float parts[kWarps];
-    v = warp_sum(v);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
-    __syncthreads();
-    const int warps = int(blockDim.x) / 32;
-    v = 0.f;
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) v += w < warps ? parts[w] : 0.f;
-    return v;
-  }
-}
-
 // Blocks that registers are shared out among: 40 a thread where it has few vectors, and with a residual more.
 constexpr int forward_blocks(int vectors, int lanes, bool add) {
   return (vectors < 4 ? add ? 1024 : 1536 : add ? 512 : 1024) / lanes;

@@ -15,6 +15,25 @@ __device__ __forceinline__ float warp_sum(float v) {
   return v;
 }
 
+// A sum over the threads of a row, once a block: a part of a warp's (kLanes = 0), or at most kLanes of the block's.
+template <int kLanes>
+__device__ __forceinline__ float sum_once(float v, int lanes) {
+  if constexpr (kLanes == 0) {
+    return lanes_sum(v, lanes);
+  } else {
+    constexpr int kWarps = kLanes / 32;
+    __shared__ float parts[kWarps];
+    v = warp_sum(v);
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = v;
+    __syncthreads();
+    const int warps = int(blockDim.x) / 32;
+    v = 0.f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) v += w < warps ? parts[w] : 0.f;
+    return v;
+  }
+}
+
 // kSums sums at once over a block (or over `lanes` threads of a warp) with one barrier: two buffers alternate, so that
 // no thread writes where another still reads.
 template <int kSums>

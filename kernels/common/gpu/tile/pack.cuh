@@ -9,6 +9,7 @@
 
 #include "kernels/common/dtype.h"
 #include "kernels/common/gpu/ptx/approx.cuh"
+#include "kernels/common/gpu/ptx/ld_evict_last.cuh"
 
 namespace kernels::gpu {
 
@@ -110,13 +111,8 @@ __device__ __forceinline__ void store(T* p, const Pack<T, N>& v) {
 template <int N, class T>
 __device__ __forceinline__ Pack<T, N> load_evict_last(const T* p) {
   static_assert(N * sizeof(T) == 16);
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-  Pack<T, N> out;
-  asm volatile("ld.global.L1::evict_last.L2::cache_hint.v4.b32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(out.w[0]), "=r"(out.w[1]), "=r"(out.w[2]), "=r"(out.w[3])
-               : "l"(p), "l"(policy));
-  return out;
+  const uint4 v = ld_evict_last(p);
+  return {v.x, v.y, v.z, v.w};
 }
 // The same, first to leave L2: beside data that is read again from there.
 template <int N, class T>
