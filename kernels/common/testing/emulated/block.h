@@ -62,6 +62,14 @@ class Block {
   // The value that lane `from` of this warp brought; all lanes of `mask` take part.
   uint64_t shuffle(unsigned mask, uint64_t value, int from);
   int lane() const { return at_ % kWarp; }
+  // The lanes of `mask`, all of which take part, that brought something else than 0.
+  unsigned ballot(unsigned mask, bool value) {
+    shuffle(mask, value, lane());
+    unsigned out = 0;
+    for (int other = 0; other < kWarp; ++other)
+      if ((mask >> other & 1) != 0 && brought_[at_ - lane() + other] != 0) out |= 1u << other;
+    return out;
+  }
 
  private:
   void wait(Waits what) {
@@ -229,6 +237,11 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T v, int other) {
   return __shfl_sync(mask, v, emulated::block.lane() ^ other);
 }
+inline bool __any_sync(unsigned mask, bool value) { return emulated::block.ballot(mask, value) != 0; }
+inline bool __all_sync(unsigned mask, bool value) { return emulated::block.ballot(mask, value) == mask; }
+inline unsigned __ballot_sync(unsigned mask, bool value) { return emulated::block.ballot(mask, value); }
+inline void __threadfence_block() {}
+inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
 inline float __uint_as_float(uint32_t bits) {
   float v;

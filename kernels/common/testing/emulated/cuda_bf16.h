@@ -18,3 +18,8 @@ inline uint16_t __bfloat16_as_ushort(__nv_bfloat16 v) { return v.bits; }
 inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
   return {__float2bfloat16_rn(x), __float2bfloat16_rn(y)};
 }
+inline float __low2float(__nv_bfloat162 v) { return __uint_as_float(uint32_t(v.x.bits) << 16); }
+inline float __high2float(__nv_bfloat162 v) { return __uint_as_float(uint32_t(v.y.bits) << 16); }
+inline __nv_bfloat162 __hmax2(__nv_bfloat162 a, __nv_bfloat162 b) {
+  return __floats2bfloat162_rn(std::fmax(__low2float(a), __low2float(b)), std::fmax(__high2float(a), __high2float(b)));
+}

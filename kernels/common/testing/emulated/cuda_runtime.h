@@ -39,7 +39,7 @@ struct cudaLaunchConfig_t {
 };
 
 namespace emulated {
-constexpr int kSharedBytes = 227 << 10, kMajor = 9, kMultiprocessors = 3;
+constexpr int kSharedBytes = 227 << 10, kMajor = 8, kMultiprocessors = 3;
 // What kernels may take of dynamic shared memory; each kernel's array of it is the test's to define.
 constexpr int64_t kMaxElements = kSharedBytes / 16;
 }  // namespace emulated
