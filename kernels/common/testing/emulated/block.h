@@ -242,6 +242,9 @@ inline bool __all_sync(unsigned mask, bool value) { return emulated::block.ballo
 inline unsigned __ballot_sync(unsigned mask, bool value) { return emulated::block.ballot(mask, value); }
 inline void __threadfence_block() {}
 inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float v) { return std::exp(v); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
 inline float __uint_as_float(uint32_t bits) {
   float v;
