@@ -39,10 +39,16 @@ struct Family {
   // general.architecture; null: llama.cpp has none of its own for it. Two families may share one, of which that with
   // experts reads expert_count.
   const char* gguf_architecture = nullptr;
+  const char* gguf_architecture_of_experts = nullptr;  // another one, of its models with experts; null: the same
   TensorRules (*gguf_rules)(const ModelConfig& config) = gguf_decoder_names;
-  bool gguf_head_dim_is_rotary = false;  // these three: see GgufArchitecture
+  bool gguf_head_dim_is_rotary = false;  // these six: see GgufArchitecture
+  bool gguf_rotates_part = false;
+  bool gguf_latent_heads = false;
+  const char* gguf_norm_eps = "rms_norm_eps";
   std::vector<std::string> gguf_reads = {};
   decltype(GgufArchitecture::extend) gguf_extend = nullptr;
+  // Of families that share an architecture and differ in more than experts: is it this one's file?
+  bool (*gguf_is_own)(const GgufFile& file, const std::string& prefix) = nullptr;
 };
 
 // A family's file has one for its row, at namespace scope. Its constructor runs when the program starts.

@@ -99,12 +99,15 @@ std::vector<std::pair<std::string, std::string>> merges_by_score(const GgufVocab
   return merges;
 }
 
-template <typename T>
-std::vector<std::unique_ptr<T>> list(std::unique_ptr<T> first, std::unique_ptr<T> second) {
-  std::vector<std::unique_ptr<T>> parts;
-  parts.push_back(std::move(first));
-  parts.push_back(std::move(second));
-  return parts;
+std::unique_ptr<PreTokenizer> steps_of_split(const GgufVocabulary& v, const GgufSplit& split) {
+  const std::string where = cat(v.where, ": tokenizer.ggml.pre");
+  if (split.steps != nullptr) return read_pre_tokenizer(Json::parse(split.steps, where));
+  std::vector<std::unique_ptr<PreTokenizer>> steps;
+  if (split.digits) steps.push_back(make_digits());
+  for (const char* regex : split.regexes) steps.push_back(make_isolating_split(regex, where));
+  const bool only_bytes = steps.empty();
+  steps.push_back(make_byte_level(only_bytes && v.add_space_prefix.value_or(false), split.regexes.empty()));
+  return only_bytes ? std::move(steps.front()) : make_pre_tokenizer_sequence(std::move(steps));
 }
 
 // How a byte-level vocabulary wants its text split.
@@ -112,26 +115,18 @@ void set_byte_level(const GgufVocabulary& v, Tokenizer::Parts& parts, BpeConfig&
   std::string pre = v.pre;
   const bool qwen = v.architecture.rfind("qwen", 0) == 0;
   if (pre.empty() || pre == "default") pre = qwen ? "qwen2" : "gpt-2";
-  const auto split = [&](const char* regex) {
-    return make_pre_tokenizer_sequence(
-        list(make_isolating_split(regex, cat(v.where, ": tokenizer.ggml.pre")), make_byte_level(false, false)));
-  };
-  if (pre == "gpt-2" || pre == "gpt2") {
-    parts.pre_tokenizer = make_byte_level(v.add_space_prefix.value_or(false), true);
-  } else if (pre == "smollm") {
-    parts.pre_tokenizer = make_pre_tokenizer_sequence(list(make_digits(), make_byte_level(false, true)));
-  } else if (pre == "qwen2") {
-    parts.normalizer = make_form(NormalizationForm::kNfc);
-    parts.pre_tokenizer = split(kQwen2Regex);
-  } else if (pre == "llama-bpe" || pre == "llama3" || pre == "llama-v3") {
-    config.ignore_merges = true;
-    parts.pre_tokenizer = split(kLlama3Regex);
-  } else {
+  const GgufSplit* split = find_gguf_split(pre);
+  if (split == nullptr) {
+    std::vector<std::string> known;
+    for (const GgufSplit& one : gguf_splits()) known.insert(known.end(), one.names.begin(), one.names.end());
     throw Error({.kind = ErrorKind::kUnsupported,
-                 .wanted = cat("tokenizer.ggml.pre gpt-2, smollm, qwen2, llama-bpe or default in ", v.where),
+                 .wanted = cat("tokenizer.ggml.pre default or one of ", join(known), " in ", v.where),
                  .got = cat("'", pre, "'"),
                  .next = "this way of splitting is not implemented; use the model's tokenizer.json"});
   }
+  if (split->nfc) parts.normalizer = make_form(NormalizationForm::kNfc);
+  parts.pre_tokenizer = steps_of_split(v, *split);
+  config.ignore_merges = split->ignores_merges;
   parts.decoder = make_byte_level_decoder();
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <map>
 #include <sstream>
 
 #include "hotswap/base/error.h"
@@ -10,6 +11,7 @@
 #include "hotswap/base/json.h"
 #include "hotswap/base/test_data.h"
 #include "hotswap/tokenizers/export.h"
+#include "hotswap/tokenizers/gguf_splits.h"
 #include "hotswap/tokenizers/tokenizer.h"
 
 namespace hotswap {
@@ -205,6 +207,43 @@ std::string refusal_of(const GgufVocabulary& v) {
     return e.what();
   }
   return "accepted";
+}
+
+// The words of a text show in what is merged: there are merges for all of it.
+std::vector<std::string> words_by(const char* pre, const std::string& text) {
+  GgufVocabulary v;
+  v.model = "gpt2";
+  v.pre = pre;
+  v.tokens = {"1", "2", "3", "4", "a", "B", "12", "123", "1234", "aB", "e", "\u00cc", "\u0123", "\u00c3", "\u00a9"};
+  v.merges = {"1 2", "12 3", "123 4", "a B"};
+  const Tokenizer tokenizer = Tokenizer::from_vocabulary(v);
+  std::vector<std::string> words;
+  for (const int64_t id : tokenizer.ids(text)) words.push_back(*tokenizer.id_to_token(id));
+  return words;
+}
+
+TEST(GgufVocabulary, EachNameOfASplitCutsAsItsModelsDo) {
+  using Words = std::vector<std::string>;
+  const Words whole = {"1234"}, threes = {"123", "4"}, ones = {"1", "2", "3", "4"};
+  const std::map<std::string, Words> by_name = {
+      {"gpt-2", whole},        {"gpt2", whole},     {"phi-2", whole},     {"exaone4", whole},
+      {"olmo", whole},         {"mpt", whole},      {"smollm", ones},     {"starcoder", ones},
+      {"refact", ones},        {"command-r", ones}, {"qwen2", ones},      {"stablelm2", ones},
+      {"llama-bpe", threes},   {"llama3", threes},  {"llama-v3", threes}, {"falcon3", threes},
+      {"falcon-h1", threes},   {"glm4", threes},    {"dbrx", threes},     {"smaug-bpe", threes},
+      {"chatglm-bpe", threes}, {"tekken", ones},    {"gpt-4o", threes},   {"llama4", threes},
+      {"deepseek-v3", threes}, {"falcon", threes}};
+  size_t names = 0;
+  for (const auto& split : tokenizers::gguf_splits()) names += split.names.size();
+  EXPECT_EQ(names, by_name.size());
+  for (const auto& [name, words] : by_name) {
+    EXPECT_EQ(words_by(name.c_str(), "1234"), words) << name;
+    const bool by_case = name == "tekken" || name == "gpt-4o" || name == "llama4";
+    EXPECT_EQ(words_by(name.c_str(), "aB"), by_case ? (Words{"a", "B"}) : (Words{"aB"})) << name;
+    const bool nfc = tokenizers::find_gguf_split(name)->nfc;
+    EXPECT_EQ(words_by(name.c_str(), "e\u0301"), nfc ? (Words{"\u00c3", "\u00a9"}) : (Words{"e", "\u00cc", "\u0123"}))
+        << name;
+  }
 }
 
 TEST(GgufVocabulary, RefusesWhatDoesNotFit) {

@@ -40,11 +40,54 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 TensorRules module_names(const ModelConfig&) { return {TensorRule::rename("model.final_layernorm", "model.norm")}; }
 
+TensorRules gguf_rules(const ModelConfig& c) {
+  const std::string layer = "model.layers.*.";
+  TensorRules rules = gguf_mamba2_rules(layer + "mamba.");
+  rules.push_back(TensorRule::rename("blk.*.ffn_norm", layer + "pre_ff_layernorm"));
+  for (const char* part : {"gate", "up", "down"}) {
+    rules.push_back(TensorRule::rename(cat("blk.*.ffn_", part), cat(layer, "feed_forward.", part, "_proj")));
+  }
+  const TensorRules others = gguf_interleaved_rules(c);
+  rules.insert(rules.end(), others.begin(), others.end());
+  return rules;
+}
+
+std::vector<std::string> gguf_keys() {
+  std::vector<std::string> keys = gguf_mamba2_keys();
+  keys.emplace_back("attention.head_count_kv");
+  return keys;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_bamba_mixer(file, prefix, config);
+  const auto heads =
+      gguf_of_each_layer(file, prefix + "attention.head_count_kv", config.at("num_hidden_layers").get<int64_t>());
+  config["attn_layer_indices"] = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < heads.size(); ++i) {
+    if (heads[i] > 0) config["attn_layer_indices"].push_back(i);
+  }
+  nlohmann::ordered_json rope = config.at("rope_scaling");
+  if (rope.is_null()) rope["rope_type"] = "default";
+  rope["rope_theta"] = config.at("rope_theta");
+  rope["partial_rotary_factor"] = config.value("partial_rotary_factor", 1.0);
+  config["rope_parameters"] = rope;
+  for (const char* moved : {"rope_scaling", "rope_theta", "partial_rotary_factor"}) config.erase(moved);
+}
+
+// Granite 4 has the same architecture there.
+bool gguf_is_own(const GgufFile& file, const std::string& prefix) { return !file.has(prefix + "embedding_scale"); }
+
 const RegisteredFamily kFamily({.model_type = "bamba",
                                 .class_name = "BambaForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = module_names,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "granitehybrid",
+                                .gguf_rules = gguf_rules,
+                                .gguf_rotates_part = true,
+                                .gguf_reads = gguf_keys(),
+                                .gguf_extend = gguf_extend,
+                                .gguf_is_own = gguf_is_own});
 
 }  // namespace hotswap::bamba

@@ -41,10 +41,22 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
+TensorRules gguf_rules(const ModelConfig&) { return with_gguf_decoder_rules({gguf_packed_attention()}); }
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  config["logit_scale"] = file.get<double>(prefix + "logit_scale", 1);
+  config["use_qk_norm"] = file.has_tensor("blk.0.attn_q_norm.weight");
+}
+
 const RegisteredFamily kFamily({.model_type = "cohere",
                                 .class_name = "CohereForCausalLM",
                                 .read_config = read_config,
-                                .make_block = make_cohere_block});
+                                .make_block = make_cohere_block,
+                                .gguf_architecture = "command-r",
+                                .gguf_rules = gguf_rules,
+                                .gguf_norm_eps = "layer_norm_eps",
+                                .gguf_reads = {"logit_scale"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace cohere
 }  // namespace hotswap

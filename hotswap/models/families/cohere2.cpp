@@ -12,9 +12,22 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
+TensorRules gguf_rules(const ModelConfig&) { return with_gguf_decoder_rules({gguf_packed_attention()}); }
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  config["logit_scale"] = file.at<double>(prefix + "logit_scale");
+  add_gguf_windows(file, prefix, 4, config);
+}
+
 const RegisteredFamily kFamily({.model_type = "cohere2",
                                 .class_name = "Cohere2ForCausalLM",
                                 .read_config = read_config,
-                                .make_block = make_cohere_block});
+                                .make_block = make_cohere_block,
+                                .gguf_architecture = "cohere2",
+                                .gguf_rules = gguf_rules,
+                                .gguf_norm_eps = "layer_norm_eps",
+                                .gguf_reads = {"logit_scale", "attention.sliding_window",
+                                               "attention.sliding_window_pattern"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::cohere2

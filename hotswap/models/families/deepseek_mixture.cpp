@@ -80,4 +80,52 @@ TensorRule layers_beyond(const ModelConfig& c) {
   return TensorRule::leave_out(cat("model.layers.", c.num_hidden_layers));
 }
 
+TensorRules gguf_deepseek_mixture_rules(const ModelConfig& c) {
+  const std::string mlp = "model.layers.*.mlp.", correction = mlp + "gate.e_score_correction_bias";
+  TensorRules rules = {TensorRule::leave_out(cat("blk.", c.num_hidden_layers)),
+                       TensorRule::rename("blk.*.exp_probs_b.bias", correction),
+                       TensorRule::rename("blk.*.exp_probs_b", correction)};  // in older files
+  for (const char* part : {"gate", "up", "down"}) {
+    rules.push_back(TensorRule::rename(cat("blk.*.ffn_", part, "_shexp"), cat(mlp, "shared_experts.", part, "_proj")));
+  }
+  const TensorRules experts = gguf_expert_rules();
+  rules.insert(rules.end(), experts.begin(), experts.end());
+  return rules;
+}
+
+const std::vector<std::string>& gguf_deepseek_mixture_keys() {
+  static const std::vector<std::string> keys = {
+      "expert_count",        "expert_feed_forward_length", "expert_gating_func",
+      "expert_group_count",  "expert_group_used_count",    "expert_shared_count",
+      "expert_weights_norm", "expert_weights_scale",       "leading_dense_block_count",
+      "nextn_predict_layers"};
+  return keys;
+}
+
+void gguf_extend_deepseek_mixtures(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  const auto layers = config.at("num_hidden_layers").get<int64_t>();
+  config["num_hidden_layers"] = layers - file.get<int64_t>(prefix + "nextn_predict_layers", 0);
+  if (file.get<int64_t>(prefix + "expert_count", 0) == 0) {
+    config["first_k_dense_replace"] = layers;
+    return;
+  }
+  gguf_extend_experts(file, prefix, config, {.experts = "n_routed_experts"});
+  config["first_k_dense_replace"] = file.get<int64_t>(prefix + "leading_dense_block_count", 0);
+  config["n_shared_experts"] = file.at<int64_t>(prefix + "expert_shared_count");
+  config["n_group"] = file.get<int64_t>(prefix + "expert_group_count", 1);
+  config["topk_group"] = file.get<int64_t>(prefix + "expert_group_used_count", 1);
+  config["norm_topk_prob"] = file.get<bool>(prefix + "expert_weights_norm", false);
+  config["routed_scaling_factor"] = file.get<double>(prefix + "expert_weights_scale", 1);
+}
+
+bool gguf_has_sigmoid_router(const GgufFile& file, const std::string& prefix) {
+  constexpr int64_t kUnstated = 0, kSigmoid = 2;
+  const auto function = file.get<int64_t>(prefix + "expert_gating_func", kUnstated);
+  const auto& names = file.names();
+  return function == kSigmoid ||
+         (function == kUnstated && std::any_of(names.begin(), names.end(), [](const auto& name) {
+            return name.find(".exp_probs_b") != std::string::npos;
+          }));
+}
+
 }  // namespace hotswap

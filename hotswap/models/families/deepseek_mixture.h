@@ -3,6 +3,7 @@
 
 #include "hotswap/layers/mixture.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/formats/gguf_model.h"
 #include "hotswap/models/formats/tensor_rules.h"
 
 namespace hotswap {
@@ -24,5 +25,11 @@ MixtureOptions deepseek_v3_mixture(const ModelConfig& config);
 RouterOptions deepseek_v3_router(const ModelConfig& config);
 // Layers after the last one, which predict further tokens: no part of the model here.
 TensorRule layers_beyond(const ModelConfig& config);
+
+// The same in GGUF files: tensors, before the rules of a decoder, and keys, less the architecture's prefix.
+TensorRules gguf_deepseek_mixture_rules(const ModelConfig& config);
+const std::vector<std::string>& gguf_deepseek_mixture_keys();
+void gguf_extend_deepseek_mixtures(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config);
+bool gguf_has_sigmoid_router(const GgufFile& file, const std::string& prefix);
 
 }  // namespace hotswap

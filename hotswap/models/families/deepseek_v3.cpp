@@ -44,6 +44,12 @@ const RegisteredFamily kDeepseekV3({.model_type = "deepseek_v3",
                                     .read_config = read_config,
                                     .make_block = make_block,
                                     .tensor_rules = tensor_rules,
-                                    .own_parameter_order = true});
+                                    .own_parameter_order = true,
+                                    .gguf_architecture = "deepseek2",
+                                    .gguf_rules = gguf_deepseek_rules,
+                                    .gguf_latent_heads = true,
+                                    .gguf_reads = gguf_deepseek_keys(),
+                                    .gguf_extend = gguf_extend_deepseek,
+                                    .gguf_is_own = gguf_has_sigmoid_router});
 
 }  // namespace hotswap::deepseek_v3

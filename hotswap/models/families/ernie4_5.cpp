@@ -25,10 +25,16 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<LlamaBlock>(c, attention);
 }
 
+void gguf_extend(const GgufFile&, const std::string&, nlohmann::ordered_json& config) {
+  config["use_bias"] = config.at("attention_bias");
+}
+
 const RegisteredFamily kFamily({.model_type = "ernie4_5",
                                 .class_name = "Ernie4_5ForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
-                                .make_fused_step = make_fused_decoder_step});
+                                .make_fused_step = make_fused_decoder_step,
+                                .gguf_architecture = "ernie4_5",
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::ernie4_5

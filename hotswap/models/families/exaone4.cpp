@@ -22,9 +22,23 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<Olmo2Block>(c, attention);
 }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  return with_gguf_decoder_rules(
+      {TensorRule::rename("blk.*.post_attention_norm", "model.layers.*.post_attention_layernorm"),
+       TensorRule::rename("blk.*.post_ffw_norm", "model.layers.*.post_feedforward_layernorm")});
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  add_gguf_windows(file, prefix, 4, config);
+}
+
 const RegisteredFamily kFamily({.model_type = "exaone4",
                                 .class_name = "Exaone4ForCausalLM",
                                 .read_config = read_config,
-                                .make_block = make_block});
+                                .make_block = make_block,
+                                .gguf_architecture = "exaone4",
+                                .gguf_rules = gguf_rules,
+                                .gguf_reads = {"attention.sliding_window", "attention.sliding_window_pattern"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::exaone4

@@ -77,12 +77,37 @@ TensorRules tensor_rules(const ModelConfig& c) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig& c) {
+  TensorRules rules = {gguf_packed_attention()};
+  if (std::any_cast<Options>(c.family_options).two_norms) {
+    rules.push_back(TensorRule::rename("blk.*.attn_norm_2", "model.layers.*.input_layernorm"));
+    rules.push_back(TensorRule::rename("blk.*.attn_norm", "model.layers.*.post_attention_layernorm"));
+  }
+  return with_gguf_decoder_rules(std::move(rules));
+}
+
+void gguf_extend(const GgufFile& file, const std::string&, nlohmann::ordered_json& config) {
+  const bool two_norms = file.has_tensor("blk.0.attn_norm_2.weight"),
+             newer = two_norms || config.at("num_key_value_heads") != 1;
+  config["activation"] = "gelu";  // implied there, as are the next
+  config["parallel_attn"] = true;
+  config["bias"] = config["alibi"] = false;
+  config["new_decoder_architecture"] = newer;
+  config["multi_query"] = !newer;
+  if (newer) config["num_ln_in_parallel_attn"] = two_norms ? 2 : 1;
+  rename_gguf_keys(config, {{"num_key_value_heads", "num_kv_heads"}, {"intermediate_size", "ffn_hidden_size"}});
+}
+
 const RegisteredFamily kFamily({.model_type = "falcon",
                                 .class_name = "FalconForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true,
-                                .module_names = tensor_rules});
+                                .module_names = tensor_rules,
+                                .gguf_architecture = "falcon",
+                                .gguf_rules = gguf_rules,
+                                .gguf_norm_eps = "layer_norm_epsilon",
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::falcon

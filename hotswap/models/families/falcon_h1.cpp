@@ -112,11 +112,42 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 TensorRules module_names(const ModelConfig&) { return {TensorRule::rename("model.final_layernorm", "model.norm")}; }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  const std::string layer = "model.layers.*.";
+  TensorRules rules = gguf_mamba2_rules(layer + "mamba.");
+  rules.push_back(TensorRule::rename("blk.*.ffn_norm.weight", layer + "pre_ff_layernorm.weight"));
+  rules.push_back(TensorRule::rename("blk.*.ffn_norm", layer + "pre_ff_layernorm.weight"));  // as it is written
+  for (const char* part : {"gate", "up", "down"}) {
+    rules.push_back(TensorRule::rename(cat("blk.*.ffn_", part), cat(layer, "feed_forward.", part, "_proj")));
+  }
+  return with_gguf_decoder_rules(std::move(rules));
+}
+
+// The multipliers are in the weights there.
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_bamba_mixer(file, prefix, config);
+  config["mamba_d_ssm"] = file.at<int64_t>(prefix + "ssm.inner_size");
+  config.erase("mamba_expand");
+  config["mamba_rms_norm"] = gguf_has_in_a_layer(file, "ssm_norm.weight");
+  config["mamba_norm_before_gate"] = false;
+  config["projectors_bias"] = gguf_has_in_a_layer(file, "ssm_out.bias");
+  for (const char* one : {"attention_in_multiplier", "attention_out_multiplier", "embedding_multiplier",
+                          "key_multiplier", "lm_head_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"}) {
+    config[one] = 1.0;
+  }
+  config["mlp_multipliers"] = {1.0, 1.0};
+  config["ssm_multipliers"] = {1.0, 1.0, 1.0, 1.0, 1.0};
+}
+
 const RegisteredFamily kFamily({.model_type = "falcon_h1",
                                 .class_name = "FalconH1ForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = module_names,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "falcon-h1",
+                                .gguf_rules = gguf_rules,
+                                .gguf_reads = gguf_mamba2_keys(),
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::falcon_h1

@@ -40,20 +40,23 @@ const Family& family_of(const Json& config) {
                .next = "docs/adding_a_model.md tells how to add a family"});
 }
 
-static bool has_experts(const Family& family) {
+static bool is_own_file(const Family& family, const GgufFile& file, const std::string& prefix) {
+  if (family.gguf_is_own != nullptr) return family.gguf_is_own(file, prefix);
   const auto& reads = family.gguf_reads;
-  return std::find(reads.begin(), reads.end(), "expert_count") != reads.end();
+  const bool may_have_experts = std::find(reads.begin(), reads.end(), "expert_count") != reads.end();
+  return may_have_experts == (file.get<int64_t>(prefix + "expert_count", 0) > 0);
 }
 
 const Family& family_of(const GgufFile& file) {
   const auto& name = file.at<std::string>("general.architecture");
-  const bool experts = file.get<int64_t>(name + ".expert_count", 0) > 0;
   std::set<std::string> known;
-  const Family* found = nullptr;  // an architecture may have one family with experts and one without
+  const Family* found = nullptr;  // an architecture may be of several
   for (const Family* family : families()) {
-    if (family->gguf_architecture == nullptr) continue;
-    known.insert(family->gguf_architecture);
-    if (name == family->gguf_architecture && (found == nullptr || has_experts(*family) == experts)) found = family;
+    for (const char* architecture : {family->gguf_architecture, family->gguf_architecture_of_experts}) {
+      if (architecture == nullptr) continue;
+      known.insert(architecture);
+      if (name == architecture && (found == nullptr || is_own_file(*family, file, name + "."))) found = family;
+    }
   }
   if (found != nullptr) return *found;
   throw Error({.kind = ErrorKind::kUnsupported,
@@ -64,10 +67,13 @@ const Family& family_of(const GgufFile& file) {
 
 Json config_of_gguf(const GgufFile& file) {
   const Family& family = family_of(file);
-  return config_from_gguf(file, {.name = family.gguf_architecture,
+  return config_from_gguf(file, {.name = file.at<std::string>("general.architecture"),
                                  .model_type = family.model_type,
                                  .class_name = family.class_name,
                                  .head_dim_is_rotary = family.gguf_head_dim_is_rotary,
+                                 .rotates_part = family.gguf_rotates_part,
+                                 .latent_heads = family.gguf_latent_heads,
+                                 .norm_eps = family.gguf_norm_eps,
                                  .reads = family.gguf_reads,
                                  .extend = family.gguf_extend});
 }

@@ -35,10 +35,19 @@ TensorRules glm_module_names(const ModelConfig&) {
   return {TensorRule::rename(mlp + "activation_fn", mlp + "act_fn")};
 }
 
+// A file without the key rotates whole heads.
+void gguf_whole_heads(const GgufFile&, const std::string&, nlohmann::ordered_json& config) {
+  if (!config.contains("partial_rotary_factor")) config["partial_rotary_factor"] = 1.0;
+}
+
 namespace glm {
 
 std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return std::make_unique<LlamaBlock>(c, glm_attention(c, layer));
+}
+
+TensorRules gguf_rules(const ModelConfig&) {
+  return with_gguf_decoder_rules({gguf_packed_attention(), gguf_packed_gate()});
 }
 
 const RegisteredFamily kFamily({.model_type = "glm",
@@ -48,7 +57,11 @@ const RegisteredFamily kFamily({.model_type = "glm",
                                 .make_fused_step = make_fused_decoder_step,
                                 .tensor_rules = glm_rules,
                                 .own_parameter_order = true,
-                                .module_names = glm_module_names});
+                                .module_names = glm_module_names,
+                                .gguf_architecture = "chatglm",
+                                .gguf_rules = gguf_rules,
+                                .gguf_rotates_part = true,
+                                .gguf_extend = gguf_whole_heads});
 
 }  // namespace glm
 }  // namespace hotswap

@@ -11,5 +11,6 @@ ModelConfig read_glm_config(const Json& json);
 SelfAttentionOptions glm_attention(const ModelConfig& config, int64_t layer);
 TensorRules glm_rules(const ModelConfig& config);
 TensorRules glm_module_names(const ModelConfig& config);
+void gguf_whole_heads(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config);
 
 }  // namespace hotswap

@@ -28,12 +28,24 @@ TensorRules module_names(const ModelConfig& c) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  const std::string layer = "model.layers.*.";
+  return with_gguf_decoder_rules({gguf_packed_attention(), gguf_packed_gate(),
+                                  TensorRule::rename("blk.*.post_attention_norm", layer + "post_attention_layernorm"),
+                                  TensorRule::rename("blk.*.ffn_norm", layer + "pre_feedforward_layernorm"),
+                                  TensorRule::rename("blk.*.post_ffw_norm", layer + "post_feedforward_layernorm")});
+}
+
 const RegisteredFamily kFamily({.model_type = "glm4",
                                 .class_name = "Glm4ForCausalLM",
                                 .read_config = read_glm_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "glm4",
+                                .gguf_rules = gguf_rules,
+                                .gguf_rotates_part = true,
+                                .gguf_extend = gguf_whole_heads});
 
 }  // namespace hotswap::glm4

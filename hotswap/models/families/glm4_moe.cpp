@@ -1,6 +1,7 @@
 // GLM-4.5: Llama's block with a part of each head turning, optional norms of query and key heads, and
 // after the first layers DeepSeek-V3's mixtures.
 #include "hotswap/models/families/deepseek_mixture.h"
+#include "hotswap/models/families/glm.h"
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/families/mixture.h"
 #include "hotswap/models/family.h"
@@ -30,11 +31,29 @@ TensorRules tensor_rules(const ModelConfig& c) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig& c) {
+  TensorRules rules = gguf_deepseek_mixture_rules(c);
+  rules.insert(rules.begin(),
+               TensorRule::rename("blk.*.post_attention_norm", "model.layers.*.post_attention_layernorm"));
+  return rules;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_deepseek_mixtures(file, prefix, config);
+  config["use_qk_norm"] = file.has_tensor("blk.0.attn_q_norm.weight");
+  gguf_whole_heads(file, prefix, config);
+}
+
 const RegisteredFamily kFamily({.model_type = "glm4_moe",
                                 .class_name = "Glm4MoeForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
-                                .own_parameter_order = true});
+                                .own_parameter_order = true,
+                                .gguf_architecture = "glm4moe",
+                                .gguf_rules = gguf_rules,
+                                .gguf_rotates_part = true,
+                                .gguf_reads = gguf_deepseek_mixture_keys(),
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::glm4_moe

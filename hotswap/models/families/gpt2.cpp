@@ -82,12 +82,30 @@ TensorRules tensor_rules(const ModelConfig&) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  return with_gguf_decoder_rules(
+      {gguf_packed_attention(), TensorRule::rename("position_embd", "model.embed_positions")});
+}
+
+void gguf_extend(const GgufFile&, const std::string&, nlohmann::ordered_json& config) {
+  config["activation_function"] = "gelu_new";  // implied there
+  rename_gguf_keys(config, {{"hidden_size", "n_embd"},
+                            {"num_hidden_layers", "n_layer"},
+                            {"num_attention_heads", "n_head"},
+                            {"max_position_embeddings", "n_positions"},
+                            {"intermediate_size", "n_inner"}});
+}
+
 const RegisteredFamily kFamily({.model_type = "gpt2",
                                 .class_name = "GPT2LMHeadModel",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true,
-                                .module_names = tensor_rules});
+                                .module_names = tensor_rules,
+                                .gguf_architecture = "gpt2",
+                                .gguf_rules = gguf_rules,
+                                .gguf_norm_eps = "layer_norm_epsilon",
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::gpt2

@@ -62,12 +62,28 @@ TensorRules tensor_rules(const ModelConfig& c) {
           TensorRule::rename("embed_out", "lm_head")};  // in older files
 }
 
+// llama.cpp's converter has put queries, keys and values one after the other.
+TensorRules gguf_rules(const ModelConfig&) { return with_gguf_decoder_rules({gguf_packed_attention()}); }
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  config["hidden_act"] = "gelu";  // implied there
+  config["use_parallel_residual"] = file.at<bool>(prefix + "use_parallel_residual");
+  if (!config.contains("partial_rotary_factor")) config["partial_rotary_factor"] = 1.0;
+  rename_gguf_keys(config, {{"partial_rotary_factor", "rotary_pct"}, {"rope_theta", "rotary_emb_base"}});
+}
+
 const RegisteredFamily kFamily({.model_type = "gpt_neox",
                                 .class_name = "GPTNeoXForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true,
-                                .module_names = tensor_rules});
+                                .module_names = tensor_rules,
+                                .gguf_architecture = "gptneox",
+                                .gguf_rules = gguf_rules,
+                                .gguf_rotates_part = true,
+                                .gguf_norm_eps = "layer_norm_eps",
+                                .gguf_reads = {"use_parallel_residual"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::gpt_neox

@@ -3,6 +3,7 @@
 
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/families/llama.h"
+#include "hotswap/models/families/mamba2.h"
 #include "hotswap/models/family.h"
 
 namespace hotswap {
@@ -13,6 +14,26 @@ void read_granite_multipliers(ModelConfig& c, const Json& json) {
   if (!is_null) c.attention_scale = positive_number(json, "attention_multiplier", 1);
   c.residual_multiplier = positive_number(json, "residual_multiplier", 1);
   c.logits_scaling = positive_number(json, "logits_scaling", 1);
+}
+
+static constexpr std::pair<const char*, const char*> kGgufKeys[] = {{"embedding_scale", "embedding_multiplier"},
+                                                                    {"attention.scale", "attention_multiplier"},
+                                                                    {"residual_scale", "residual_multiplier"},
+                                                                    {"logit_scale", "logits_scaling"}};
+
+const std::vector<std::string>& gguf_granite_keys() {
+  static const std::vector<std::string> keys = [] {
+    std::vector<std::string> theirs;
+    for (const auto& names : kGgufKeys) theirs.emplace_back(names.first);
+    return theirs;
+  }();
+  return keys;
+}
+
+void gguf_extend_granite(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  for (const auto& [theirs, ours] : kGgufKeys) {
+    if (file.has(prefix + theirs)) config[ours] = file.at<double>(prefix + theirs);
+  }
 }
 
 }  // namespace hotswap
@@ -27,15 +48,12 @@ ModelConfig read_config(const Json& json) {
   return c;
 }
 
-constexpr std::pair<const char*, const char*> kGgufKeys[] = {{"embedding_scale", "embedding_multiplier"},
-                                                             {"attention.scale", "attention_multiplier"},
-                                                             {"residual_scale", "residual_multiplier"},
-                                                             {"logit_scale", "logits_scaling"}};
-
-void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
-  for (const auto& [theirs, ours] : kGgufKeys) {
-    if (file.has(prefix + theirs)) config[ours] = file.at<double>(prefix + theirs);
-  }
+// Converters state the parts of Granite 4 that a model without them lacks.
+std::vector<std::string> gguf_keys() {
+  std::vector<std::string> keys = gguf_granite_keys();
+  keys.insert(keys.end(), gguf_mamba2_keys().begin(), gguf_mamba2_keys().end());
+  keys.emplace_back("expert_shared_feed_forward_length");
+  return keys;
 }
 
 }  // namespace
@@ -48,7 +66,7 @@ const RegisteredFamily kGranite({.model_type = "granite",
                                  .gguf_architecture = "granite",
                                  .gguf_rules = gguf_interleaved_rules,
                                  .gguf_head_dim_is_rotary = true,
-                                 .gguf_reads = {"embedding_scale", "attention.scale", "residual_scale", "logit_scale"},
-                                 .gguf_extend = gguf_extend});
+                                 .gguf_reads = gguf_keys(),
+                                 .gguf_extend = gguf_extend_granite});
 
 }  // namespace hotswap::granite

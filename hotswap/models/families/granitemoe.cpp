@@ -21,6 +21,13 @@ TensorRules granite_expert_rules() {
           TensorRule::rename(part + "router.layer", part + "router")};
 }
 
+TensorRules gguf_granite_rules(const ModelConfig& c) {
+  TensorRules rules = gguf_expert_rules({}, "router", "block_sparse_moe");
+  const TensorRules rotated = gguf_interleaved_rules(c);
+  rules.insert(rules.begin(), rotated.begin(), rotated.begin() + 2);  // queries and keys
+  return rules;
+}
+
 }  // namespace hotswap
 
 namespace hotswap::granitemoe {
@@ -41,11 +48,27 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
 
 TensorRules tensor_rules(const ModelConfig&) { return granite_expert_rules(); }
 
+std::vector<std::string> gguf_keys() {
+  std::vector<std::string> keys = gguf_granite_keys();
+  keys.emplace_back("expert_count");
+  return keys;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_granite(file, prefix, config);
+  gguf_extend_experts(file, prefix, config, {.experts = "num_local_experts", .hidden = "intermediate_size"});
+}
+
 const RegisteredFamily kFamily({.model_type = "granitemoe",
                                 .class_name = "GraniteMoeForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
-                                .own_parameter_order = true});
+                                .own_parameter_order = true,
+                                .gguf_architecture = "granitemoe",
+                                .gguf_rules = gguf_granite_rules,
+                                .gguf_head_dim_is_rotary = true,
+                                .gguf_reads = gguf_keys(),
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::granitemoe

@@ -88,12 +88,60 @@ TensorRules module_names(const ModelConfig& c) {
           TensorRule::rename(theirs + ".output_linear", ours + ".down_proj"), TensorRule::rename(theirs, ours)};
 }
 
+TensorRules gguf_rules(const ModelConfig& c) {
+  const std::string layer = "model.layers.*.", shared = shared_ours(c);
+  TensorRules rules = gguf_mamba2_rules(layer + "mamba.");
+  for (const char* part : {"gate", "up", "down"}) {
+    const bool sparse = c.mixture.sparse.front();
+    rules.push_back(
+        TensorRule::rename(cat("blk.*.ffn_", part, sparse ? "_shexp" : ""), cat(shared, ".", part, "_proj")));
+  }
+  const TensorRules others = gguf_granite_rules(c);
+  rules.insert(rules.end(), others.begin(), others.end());
+  return rules;
+}
+
+std::vector<std::string> gguf_keys() {
+  std::vector<std::string> keys = gguf_granite_keys();
+  keys.insert(keys.end(), gguf_mamba2_keys().begin(), gguf_mamba2_keys().end());
+  for (const char* key : {"expert_count", "expert_shared_feed_forward_length", "attention.head_count_kv"}) {
+    keys.emplace_back(key);
+  }
+  return keys;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_granite(file, prefix, config);
+  gguf_extend_bamba_mixer(file, prefix, config);
+  for (const int64_t heads :
+       gguf_of_each_layer(file, prefix + "attention.head_count_kv", config.at("num_hidden_layers").get<int64_t>())) {
+    config["layer_types"].push_back(heads > 0 ? "attention" : "mamba");
+  }
+  config["num_local_experts"] = 0;
+  config["shared_intermediate_size"] = config.at("intermediate_size");
+  if (file.get<int64_t>(prefix + "expert_count", 0) > 0) {
+    gguf_extend_experts(file, prefix, config, {.experts = "num_local_experts", .hidden = "intermediate_size"});
+    config["shared_intermediate_size"] = file.at<int64_t>(prefix + "expert_shared_feed_forward_length");
+  }
+  const bool turns = file.get<bool>(prefix + "rope.scaling.finetuned", true);  // llama.cpp's switch for it
+  config["position_embedding_type"] = turns ? "rope" : "nope";
+}
+
+// Bamba has the same architecture there.
+bool gguf_is_own(const GgufFile& file, const std::string& prefix) { return file.has(prefix + "embedding_scale"); }
+
 const RegisteredFamily kFamily({.model_type = "granitemoehybrid",
                                 .class_name = "GraniteMoeHybridForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "granitehybrid",
+                                .gguf_rules = gguf_rules,
+                                .gguf_head_dim_is_rotary = true,
+                                .gguf_reads = gguf_keys(),
+                                .gguf_extend = gguf_extend,
+                                .gguf_is_own = gguf_is_own});
 
 }  // namespace hotswap::granitemoehybrid

@@ -5,6 +5,8 @@
 
 #include "hotswap/layers/token_mixer.h"
 #include "hotswap/models/config.h"
+#include "hotswap/models/formats/gguf_model.h"
+#include "hotswap/models/formats/tensor_rules.h"
 
 namespace hotswap {
 
@@ -35,5 +37,13 @@ int64_t bamba_channels(const ModelConfig& config, const Json& json);
 // Mamba-2's mixer where the layer recurs, else attention, with a bias on every projection where
 // config.attention_bias is set.
 std::unique_ptr<TokenMixer> make_mixed_mixer(const ModelConfig& config, int64_t layer);
+
+// Of GGUF files: the mixer's tensors, under `part` in the model ("model.layers.*.mamba."); their keys, less the
+// architecture's prefix; and these as Bamba's config has them.
+TensorRules gguf_mamba2_rules(const std::string& part);
+const std::vector<std::string>& gguf_mamba2_keys();
+void gguf_extend_bamba_mixer(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config);
+// Does a layer have that tensor, such as "ssm_conv1d.bias"?
+bool gguf_has_in_a_layer(const GgufFile& file, const std::string& tensor);
 
 }  // namespace hotswap

@@ -41,9 +41,9 @@ TensorRules expert_rules(const ExpertNames& n) {
           TensorRule::stack({cat(one, n.down, ".weight")}, all + "down_proj")};
 }
 
-TensorRules gguf_expert_rules(const ExpertLayout& layout, const char* router) {
-  const std::string all = "model.layers.*.mlp.experts.";
-  TensorRules rules = {TensorRule::rename("blk.*.ffn_gate_inp", cat("model.layers.*.mlp.", router)),
+TensorRules gguf_expert_rules(const ExpertLayout& layout, const char* router, const char* block) {
+  const std::string part = cat("model.layers.*.", block, "."), all = part + "experts.";
+  TensorRules rules = {TensorRule::rename("blk.*.ffn_gate_inp", part + router),
                        // files from before April 2024 have each expert's
                        TensorRule::stack({"blk.*.ffn_gate.*.weight", "blk.*.ffn_up.*.weight"}, all + "gate_up_proj"),
                        TensorRule::stack({"blk.*.ffn_down.*.weight"}, all + "down_proj")};

@@ -29,7 +29,7 @@ struct ExpertNames {
 TensorRules expert_rules(const ExpertNames& names = {});
 // llama.cpp's names, before those of gguf_decoder_rules(): all experts of a projection are one tensor, gate and up
 // apart.
-TensorRules gguf_expert_rules(const ExpertLayout& layout = {}, const char* router = "gate");
+TensorRules gguf_expert_rules(const ExpertLayout& layout = {}, const char* router = "gate", const char* block = "mlp");
 // A GGUF file's keys of experts, under a config's names.
 struct GgufExpertKeys {
   const char *experts = "num_experts", *hidden = "moe_intermediate_size";

@@ -229,11 +229,83 @@ TensorRules tensor_rules(const ModelConfig& c) {
   return rules;
 }
 
+TensorRules gguf_rules(const ModelConfig& c) {
+  const std::string layer = "model.layers.*.";
+  TensorRules rules = gguf_mamba2_rules(layer + "mixer.");
+  rules.insert(rules.begin(), TensorRule::leave_out(cat("blk.", c.num_hidden_layers)));
+  for (const auto& [theirs, ours] :
+       {std::pair("attn_norm", "norm"), std::pair("attn_v", "mixer.v_proj"), std::pair("attn_output", "mixer.o_proj"),
+        std::pair("ffn_up", "mixer.up_proj"), std::pair("ffn_down", "mixer.down_proj"),
+        std::pair("ffn_gate_inp", "mixer.gate"), std::pair("exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+        std::pair("ffn_up_exps.weight", "mixer.experts.up_proj"),
+        std::pair("ffn_down_exps.weight", "mixer.experts.down_proj"),
+        std::pair("ffn_up_shexp", "mixer.shared_experts.up_proj"),
+        std::pair("ffn_down_shexp", "mixer.shared_experts.down_proj"),
+        std::pair("ffn_latent_down", "mixer.fc1_latent_proj"), std::pair("ffn_latent_up", "mixer.fc2_latent_proj")}) {
+    rules.push_back(TensorRule::rename(cat("blk.*.", theirs), layer + ours));
+  }
+  // Nothing turns, but llama.cpp's converter is Granite's.
+  for (const auto& [part, heads] : {std::pair("q", c.num_attention_heads), std::pair("k", c.num_key_value_heads)}) {
+    rules.push_back(
+        TensorRule::move_rows(cat("blk.*.attn_", part), cat(layer, "mixer.", part, "_proj"),
+                              [heads = heads](const at::Tensor& rows) { return half_split_rows(rows, heads); }));
+  }
+  return with_gguf_decoder_rules(std::move(rules));
+}
+
+std::vector<std::string> gguf_keys() {
+  std::vector<std::string> keys = gguf_mamba2_keys();
+  keys.insert(keys.end(), gguf_deepseek_mixture_keys().begin(), gguf_deepseek_mixture_keys().end());
+  for (const char* key : {"attention.head_count_kv", "feed_forward_length", "expert_shared_feed_forward_length",
+                          "moe_latent_size", "rope.dimension_count"}) {
+    keys.emplace_back(key);
+  }
+  return keys;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  const bool mixes = file.get<int64_t>(prefix + "expert_count", 0) > 0;
+  const auto layers = config.at("num_hidden_layers").get<int64_t>();
+  const auto heads = gguf_of_each_layer(file, prefix + "attention.head_count_kv", layers);
+  const auto widths = gguf_of_each_layer(file, prefix + "feed_forward_length", layers);
+  const auto beyond = file.get<int64_t>(prefix + "nextn_predict_layers", 0);  // predict further tokens
+  for (int64_t i = 0; i < layers - beyond; ++i) {
+    const char* mixer = heads[i] > 0 ? "attention" : "mamba";
+    config[kTypes].push_back(widths[i] == 0 ? mixer : mixes ? "moe" : "mlp");
+  }
+  config.erase("num_hidden_layers");   // as many as types
+  config["mlp_hidden_act"] = "relu2";  // implied there
+  const auto number = [&](const char* key) { return file.at<int64_t>(prefix + "ssm." + key); };
+  config["ssm_state_size"] = number("state_size");
+  config["mamba_num_heads"] = number("time_step_rank");
+  config["mamba_head_dim"] = number("inner_size") / std::max<int64_t>(number("time_step_rank"), 1);
+  config["n_groups"] = number("group_count");
+  config["conv_kernel"] = number("conv_kernel");
+  config["use_conv_bias"] = gguf_has_in_a_layer(file, "ssm_conv1d.bias");
+  config["use_bias"] = gguf_has_in_a_layer(file, "ssm_in.bias");
+  config["mlp_bias"] = gguf_has_in_a_layer(file, "ffn_up.bias");
+  if (!mixes) return;
+  config["num_hidden_layers"] = layers;
+  gguf_extend_deepseek_mixtures(file, prefix, config);
+  config.erase("num_hidden_layers");
+  config["moe_shared_expert_intermediate_size"] = file.at<int64_t>(prefix + "expert_shared_feed_forward_length");
+  if (file.has(prefix + "moe_latent_size")) config["moe_latent_size"] = file.at<int64_t>(prefix + "moe_latent_size");
+}
+
+bool gguf_is_own(const GgufFile&, const std::string&) { return true; }
+
 const RegisteredFamily kFamily({.model_type = "nemotron_h",
                                 .class_name = "NemotronHForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "nemotron_h",
+                                .gguf_architecture_of_experts = "nemotron_h_moe",
+                                .gguf_rules = gguf_rules,
+                                .gguf_norm_eps = "layer_norm_epsilon",
+                                .gguf_reads = gguf_keys(),
+                                .gguf_extend = gguf_extend,
+                                .gguf_is_own = gguf_is_own});
 
 }  // namespace hotswap::nemotron_h

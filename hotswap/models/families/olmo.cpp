@@ -1,4 +1,7 @@
 // OLMo 1: Llama's block with LayerNorms that have no weight; queries, keys and values may be clipped.
+#include <cmath>
+
+#include "hotswap/base/error.h"
 #include "hotswap/models/families/llama.h"
 #include "hotswap/models/family.h"
 
@@ -26,7 +29,26 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
                                       std::make_unique<GatedMLP>(mlp_options(c)));
 }
 
-const RegisteredFamily kFamily(
-    {.model_type = "olmo", .class_name = "OlmoForCausalLM", .read_config = read_config, .make_block = make_block});
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  const double eps = config.at("layer_norm_eps").get<double>();
+  if (std::abs(eps - 1e-5) > 1e-8) {
+    throw Error({.kind = ErrorKind::kUnsupported,
+                 .wanted = cat(prefix, "attention.layer_norm_epsilon of 1e-5, as transformers' class has it"),
+                 .got = cat(eps, " in ", file.path().string()),
+                 .next = "take the model's safetensors checkpoint with its config.json"});
+  }
+  config.erase("layer_norm_eps");
+  if (file.has(prefix + "attention.clamp_kqv")) config["clip_qkv"] = file.at<double>(prefix + "attention.clamp_kqv");
+}
+
+const RegisteredFamily kFamily({.model_type = "olmo",
+                                .class_name = "OlmoForCausalLM",
+                                .read_config = read_config,
+                                .make_block = make_block,
+                                .gguf_architecture = "olmo",
+                                .gguf_rules = gguf_interleaved_rules,
+                                .gguf_norm_eps = "layer_norm_eps",
+                                .gguf_reads = {"attention.clamp_kqv"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::olmo

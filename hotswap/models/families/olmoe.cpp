@@ -25,12 +25,23 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return mixture_block(c, attention, mixture_options(c), layer);
 }
 
+TensorRules gguf_rules(const ModelConfig&) { return gguf_expert_rules(); }
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_experts(file, prefix, config, {.hidden = "intermediate_size"});
+  config["norm_topk_prob"] = false;  // as llama.cpp computes, without a key for it
+}
+
 }  // namespace
 
 const RegisteredFamily kOlmoe({.model_type = "olmoe",
                                .class_name = "OlmoeForCausalLM",
                                .read_config = read_config,
                                .make_block = make_block,
-                               .tensor_rules = separate_experts});
+                               .tensor_rules = separate_experts,
+                               .gguf_architecture = "olmoe",
+                               .gguf_rules = gguf_rules,
+                               .gguf_reads = {"expert_count"},
+                               .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::olmoe

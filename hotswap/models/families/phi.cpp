@@ -40,11 +40,23 @@ TensorRules tensor_rules(const ModelConfig&) {
           TensorRule::rename("model.final_layernorm", "model.norm")};
 }
 
+TensorRules gguf_rules(const ModelConfig&) { return with_gguf_decoder_rules({gguf_packed_attention()}); }
+
+void gguf_extend(const GgufFile&, const std::string&, nlohmann::ordered_json& config) {
+  config["hidden_act"] = "gelu_new";  // implied there
+  if (!config.contains("partial_rotary_factor")) config["partial_rotary_factor"] = 1.0;
+}
+
 const RegisteredFamily kFamily({.model_type = "phi",
                                 .class_name = "PhiForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
-                                .module_names = tensor_rules});
+                                .module_names = tensor_rules,
+                                .gguf_architecture = "phi2",
+                                .gguf_rules = gguf_rules,
+                                .gguf_rotates_part = true,
+                                .gguf_norm_eps = "layer_norm_eps",
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::phi

@@ -34,6 +34,30 @@ TensorRules module_names(const ModelConfig&) {
   return {TensorRule::rename("model.layers.*.mlp.activation_fn", "model.layers.*.mlp.act_fn")};
 }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  return with_gguf_decoder_rules({gguf_packed_attention(), gguf_packed_gate(),
+                                  TensorRule::leave_out("rope_factors_long"),
+                                  TensorRule::leave_out("rope_factors_short")});
+}
+
+std::vector<double> factors(const GgufFile& file, const char* name) {
+  const at::Tensor values = file.tensor(name).flatten();
+  const float* first = values.const_data_ptr<float>();
+  return {first, first + values.numel()};
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  const auto window = file.get<int64_t>(prefix + "attention.sliding_window", 0);
+  config["sliding_window"] = window == 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(window);
+  const std::string original = prefix + "rope.scaling.original_context_length";
+  if (file.has(original)) config["original_max_position_embeddings"] = file.at<int64_t>(original);
+  if (!file.has_tensor("rope_factors_long.weight")) return;
+  config["rope_scaling"] = {{"rope_type", "longrope"},
+                            {"attention_factor", file.at<double>(prefix + "rope.scaling.attn_factor")},
+                            {"long_factor", factors(file, "rope_factors_long.weight")},
+                            {"short_factor", factors(file, "rope_factors_short.weight")}};
+}
+
 }  // namespace
 
 const RegisteredFamily kPhi3({.model_type = "phi3",
@@ -43,6 +67,11 @@ const RegisteredFamily kPhi3({.model_type = "phi3",
                               .make_fused_step = make_fused_decoder_step,
                               .tensor_rules = tensor_rules,
                               .own_parameter_order = true,
-                              .module_names = module_names});
+                              .module_names = module_names,
+                              .gguf_architecture = "phi3",
+                              .gguf_rules = gguf_rules,
+                              .gguf_rotates_part = true,
+                              .gguf_reads = {"attention.sliding_window", "rope.scaling.attn_factor"},
+                              .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::phi3

@@ -38,12 +38,35 @@ std::unique_ptr<Block> make_block(const ModelConfig& c, int64_t layer) {
   return mixture_block(c, attention, mixture, layer);
 }
 
+TensorRules gguf_rules(const ModelConfig&) {
+  const std::string mlp = "model.layers.*.mlp.";
+  TensorRules rules = gguf_expert_rules();
+  rules.insert(rules.begin(), TensorRule::rename("blk.*.ffn_gate_inp_shexp", mlp + "shared_expert_gate"));
+  for (const char* part : {"gate", "up", "down"}) {
+    rules.insert(rules.begin(),
+                 TensorRule::rename(cat("blk.*.ffn_", part, "_shexp"), cat(mlp, "shared_expert.", part, "_proj")));
+  }
+  return rules;
+}
+
+void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::ordered_json& config) {
+  gguf_extend_experts(file, prefix, config);
+  config["norm_topk_prob"] = false;  // as llama.cpp computes, without a key for it
+  config["qkv_bias"] = config.at("attention_bias");
+  config["shared_expert_intermediate_size"] = file.at<int64_t>(prefix + "expert_shared_feed_forward_length");
+}
+
 }  // namespace
 
 const RegisteredFamily kQwen2Moe({.model_type = "qwen2_moe",
                                   .class_name = "Qwen2MoeForCausalLM",
                                   .read_config = read_config,
                                   .make_block = make_block,
-                                  .tensor_rules = separate_experts});
+                                  .tensor_rules = separate_experts,
+                                  .gguf_architecture = "qwen2moe",
+                                  .gguf_rules = gguf_rules,
+                                  .gguf_reads = {"expert_count", "expert_feed_forward_length",
+                                                 "expert_shared_feed_forward_length"},
+                                  .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::qwen2_moe

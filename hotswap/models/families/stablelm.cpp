@@ -54,12 +54,25 @@ TensorRules module_names(const ModelConfig&) {
           TensorRule::rename(attention + "k_layernorm", attention + "k_norm")};
 }
 
+// A file may state parallel branches of a model that has the norm of the second one: the tensors decide.
+void gguf_extend(const GgufFile& file, const std::string&, nlohmann::ordered_json& config) {
+  config["use_parallel_residual"] = !file.has_tensor("blk.0.ffn_norm.weight");
+  config["qk_layernorm"] = file.has_tensor("blk.0.attn_q_norm.weight");
+  config["use_qkv_bias"] = config.at("attention_bias");
+  if (!config.contains("partial_rotary_factor")) config["partial_rotary_factor"] = 1.0;
+}
+
 const RegisteredFamily kFamily({.model_type = "stablelm",
                                 .class_name = "StableLmForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
                                 .own_parameter_order = true,
-                                .module_names = module_names});
+                                .module_names = module_names,
+                                .gguf_architecture = "stablelm",
+                                .gguf_rotates_part = true,
+                                .gguf_norm_eps = "layer_norm_eps",
+                                .gguf_reads = {"use_parallel_residual"},
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::stablelm

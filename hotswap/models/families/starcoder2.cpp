@@ -35,11 +35,22 @@ TensorRules tensor_rules(const ModelConfig&) {
           TensorRule::rename(mlp + "act", mlp + "act_fn")};
 }
 
+TensorRules gguf_rules(const ModelConfig&) { return with_gguf_decoder_rules({gguf_packed_attention()}); }
+
+void gguf_extend(const GgufFile& file, const std::string&, nlohmann::ordered_json& config) {
+  config["hidden_act"] = "gelu_pytorch_tanh";  // implied there
+  config["use_bias"] = file.has_tensor("blk.0.attn_output.bias");
+}
+
 const RegisteredFamily kFamily({.model_type = "starcoder2",
                                 .class_name = "Starcoder2ForCausalLM",
                                 .read_config = read_config,
                                 .make_block = make_block,
                                 .tensor_rules = tensor_rules,
-                                .module_names = tensor_rules});
+                                .module_names = tensor_rules,
+                                .gguf_architecture = "starcoder2",
+                                .gguf_rules = gguf_rules,
+                                .gguf_norm_eps = "norm_epsilon",
+                                .gguf_extend = gguf_extend});
 
 }  // namespace hotswap::starcoder2

@@ -277,6 +277,11 @@ const T& GgufFile::at(const std::string& key) const {
                .next = "convert the model again with a current llama.cpp"});
 }
 
+bool GgufFile::is_list(const std::string& key) const {
+  const auto found = metadata_.find(key);
+  return found != metadata_.end() && std::holds_alternative<std::vector<int64_t>>(found->second);
+}
+
 template const bool& GgufFile::at(const std::string&) const;
 template const int64_t& GgufFile::at(const std::string&) const;
 template const double& GgufFile::at(const std::string&) const;

@@ -49,6 +49,7 @@ class GgufFile {
 
   // T: bool, int64_t (any integer type), double (float32 or float64), std::string, and std::vector of the last three.
   bool has(const std::string& key) const { return metadata_.count(key) != 0; }
+  bool is_list(const std::string& key) const;  // of integers
   template <typename T>
   const T& at(const std::string& key) const;
   template <typename T>

@@ -81,6 +81,7 @@ constexpr const char* kKnownKeys[] = {"attention.causal",
                                       "attention.head_count",
                                       "attention.head_count_kv",
                                       "attention.key_length",
+                                      "attention.layer_norm_epsilon",
                                       "attention.layer_norm_rms_epsilon",
                                       "attention.sliding_window",
                                       "attention.value_length",
@@ -103,36 +104,66 @@ constexpr const char* kKnownKeys[] = {"attention.causal",
                                       "tensor_data_layout",
                                       "vocab_size"};
 
+bool reads(const GgufArchitecture& family, const std::string& key) {
+  return std::find(family.reads.begin(), family.reads.end(), key) != family.reads.end();
+}
+
 // What another key changes is unknown, and a model without it would compute something else.
 void refuse_unknown_keys(const GgufFile& file, const GgufArchitecture& family) {
   const std::string prefix = family.name + ".";
   for (const std::string& key : file.keys()) {
     if (!key.starts_with(prefix)) continue;
     const std::string name = key.substr(prefix.size());
-    const bool known = std::find(std::begin(kKnownKeys), std::end(kKnownKeys), name) != std::end(kKnownKeys) ||
-                       std::find(family.reads.begin(), family.reads.end(), name) != family.reads.end();
+    const bool known =
+        std::find(std::begin(kKnownKeys), std::end(kKnownKeys), name) != std::end(kKnownKeys) || reads(family, name);
     if (!known) unsupported(file, cat("keys of ", family.name, " that are implemented"), key);
   }
 }
 
 void refuse_what_is_not_in_the_model(const GgufFile& file, const GgufArchitecture& family) {
   const std::string prefix = family.name + ".";
-  const auto is_read = [&](const char* key) {
-    return std::find(family.reads.begin(), family.reads.end(), key) != family.reads.end();
-  };
   const auto type = file.get<std::string>("general.type", "model");
   if (type != "model") unsupported(file, "general.type model", cat("'", type, "'"));
   for (const char* key : {"expert_count", "attention.sliding_window"}) {
-    if (is_read(key) || file.get<int64_t>(prefix + key, 0) == 0) continue;
+    if (reads(family, key) || file.get<int64_t>(prefix + key, 0) == 0) continue;
     unsupported(file, "a dense model with full attention", prefix + key);
   }
   for (const char* key : {"logit_scale", "attn_logit_softcapping", "final_logit_softcapping", "embedding_scale",
                           "residual_scale", "attention.scale"}) {
-    if (is_read(key) || !file.has(prefix + key)) continue;
+    if (reads(family, key) || !file.has(prefix + key)) continue;
     unsupported(file, "a model without scaled or capped values", prefix + key);
   }
   if (!file.get<bool>(prefix + "attention.causal", true))
     unsupported(file, "causal attention", prefix + "attention.causal");
+}
+
+// Times `all` it is not below `part`, of which readers of a config take the whole number.
+double share_of(int64_t part, int64_t all) {
+  const double share = static_cast<double>(part) / static_cast<double>(all);
+  return static_cast<double>(all) * share < static_cast<double>(part) ? std::nextafter(share, 1.0) : share;
+}
+
+bool rotated_part(int64_t width, int64_t head_dim, const std::string& key) {
+  return key == "rope.dimension_count" && width > 0 && width < head_dim;
+}
+
+// Of a number that may be stated for each layer: what all have, or the most where the family reads each layer's.
+int64_t of_all_layers(const GgufFile& file, const GgufArchitecture& family, const std::string& name, int64_t layers) {
+  const std::string key = cat(family.name, ".", name);
+  if (!file.is_list(key)) return file.at<int64_t>(key);
+  const std::vector<int64_t> each = gguf_of_each_layer(file, key, layers);
+  const auto [least, most] = std::minmax_element(each.begin(), each.end());
+  if (*least != *most && !reads(family, name)) {
+    unsupported(file, cat("one ", key, " for all layers"), cat("from ", *least, " to ", *most));
+  }
+  return *most;
+}
+
+// RMSNorms' epsilon has a key of its own, which some files of RMSNorms lack (Nemotron-H).
+std::string norm_eps_key(const GgufFile& file, const GgufArchitecture& family) {
+  const std::string rms = family.name + ".attention.layer_norm_rms_epsilon";
+  const bool of_rms = std::string_view(family.norm_eps) == GgufArchitecture{}.norm_eps || file.has(rms);
+  return of_rms ? rms : family.name + ".attention.layer_norm_epsilon";
 }
 
 // The width of a head: stated as key_length, or as the rotated width where that is all of it.
@@ -142,9 +173,12 @@ int64_t head_dim_of(const GgufFile& file, const GgufArchitecture& family, int64_
   if (family.head_dim_is_rotary && file.has(prefix + "rope.dimension_count"))
     dim = file.at<int64_t>(prefix + "rope.dimension_count");
   if (file.has(prefix + "attention.key_length")) dim = file.at<int64_t>(prefix + "attention.key_length");
+  if (family.latent_heads) dim = file.at<int64_t>(prefix + "rope.dimension_count");
   for (const char* key : {"attention.value_length", "rope.dimension_count"}) {
+    if (family.latent_heads || reads(family, key)) continue;
     const auto other = file.get<int64_t>(prefix + key, dim);
-    if (other != dim) unsupported(file, cat(prefix, key, " equal to the head's width ", dim), cat(other));
+    if (other == dim || (family.rotates_part && rotated_part(other, dim, key))) continue;
+    unsupported(file, cat(prefix, key, " equal to the head's width ", dim), cat(other));
   }
   if (dim < 1 || dim > 65536 || dim % 2 != 0) unsupported(file, "an even head width up to 65536", cat(dim));
   return dim;
@@ -171,6 +205,52 @@ const TensorRules& gguf_decoder_rules() {
     return made;
   }();
   return rules;
+}
+
+TensorRules with_gguf_decoder_rules(TensorRules own) {
+  own.insert(own.end(), gguf_decoder_rules().begin(), gguf_decoder_rules().end());
+  return own;
+}
+
+TensorRule gguf_packed_attention() {
+  const std::string part = "model.layers.*.self_attn.";
+  return TensorRule::split("blk.*.attn_qkv", {part + "q_proj", part + "k_proj", part + "v_proj"});
+}
+
+TensorRule gguf_packed_gate() {
+  return TensorRule::split("blk.*.ffn_up", {"model.layers.*.mlp.gate_proj", "model.layers.*.mlp.up_proj"});
+}
+
+std::vector<int64_t> gguf_of_each_layer(const GgufFile& file, const std::string& key, int64_t layers) {
+  constexpr int64_t kMaxLayers = 10000;
+  if (layers < 1 || layers > kMaxLayers) unsupported(file, cat("1 to ", kMaxLayers, " layers"), cat(layers));
+  if (!file.is_list(key)) return std::vector<int64_t>(layers, file.at<int64_t>(key));
+  auto each = file.at<std::vector<int64_t>>(key);
+  if (static_cast<int64_t>(each.size()) != layers) {
+    unsupported(file, cat(layers, " values of ", key, ", one a layer"), cat(each.size()));
+  }
+  return each;
+}
+
+void add_gguf_windows(const GgufFile& file, const std::string& prefix, int64_t pattern,
+                      nlohmann::ordered_json& config) {
+  const std::string window = prefix + "attention.sliding_window", key = window + "_pattern";
+  const auto width = file.get<int64_t>(window, 0);
+  config["sliding_window"] = width == 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(width);
+  if (width == 0 || !file.is_list(key)) {
+    config["sliding_window_pattern"] = width == 0 ? 1 : file.get<int64_t>(key, pattern);
+    return;
+  }
+  for (const int64_t slides : gguf_of_each_layer(file, key, config.at("num_hidden_layers").get<int64_t>())) {
+    config["layer_types"].push_back(slides != 0 ? "sliding_attention" : "full_attention");
+  }
+}
+
+void rename_gguf_keys(nlohmann::ordered_json& config, const GgufConfigNames& names) {
+  for (const auto& [ours, theirs] : names) {
+    config[theirs] = config.at(ours);
+    config.erase(ours);
+  }
 }
 
 // For each head: the rows that rotate together stand side by side in llama.cpp, half a head apart in Hugging Face's.
@@ -201,18 +281,25 @@ Json config_from_gguf(const GgufFile& file, const GgufArchitecture& family) {
                              ? file.at<int64_t>(prefix + "vocab_size")
                              : static_cast<int64_t>(file.at<std::vector<std::string>>("tokenizer.ggml.tokens").size());
   config["hidden_size"] = hidden;
-  config["intermediate_size"] = file.at<int64_t>(prefix + "feed_forward_length");
-  config["num_hidden_layers"] = file.at<int64_t>(prefix + "block_count");
+  const auto layers = file.at<int64_t>(prefix + "block_count");
+  const bool has_key_heads = file.has(prefix + "attention.head_count_kv");
+  config["intermediate_size"] = of_all_layers(file, family, "feed_forward_length", layers);
+  config["num_hidden_layers"] = layers;
   config["num_attention_heads"] = heads;
-  config["num_key_value_heads"] = file.get<int64_t>(prefix + "attention.head_count_kv", heads);
+  config["num_key_value_heads"] =
+      has_key_heads ? of_all_layers(file, family, "attention.head_count_kv", layers) : heads;
   config["head_dim"] = head_dim;
   config["hidden_act"] = "silu";
   config["max_position_embeddings"] = file.at<int64_t>(prefix + "context_length");
-  const std::string eps = prefix + "attention.layer_norm_rms_epsilon";
-  config["rms_norm_eps"] = finite(file, eps, file.at<double>(eps));
+  const std::string eps = norm_eps_key(file, family);
+  config[family.norm_eps] = finite(file, eps, file.at<double>(eps));
+  const auto turns = file.get<int64_t>(prefix + "rope.dimension_count", head_dim);
+  if (family.rotates_part && turns != head_dim) {
+    config["partial_rotary_factor"] = share_of(turns, head_dim);
+  }
   config["rope_theta"] = theta;
   config["rope_scaling"] = rope_scaling(file, prefix, theta, head_dim);
-  config["attention_bias"] = file.has_tensor("blk.0.attn_q.bias");
+  config["attention_bias"] = file.has_tensor("blk.0.attn_q.bias") || file.has_tensor("blk.0.attn_qkv.bias");
   config["mlp_bias"] = file.has_tensor("blk.0.ffn_up.bias");
   config["tie_word_embeddings"] = !file.has_tensor("output.weight");
   for (const auto& [key, name] : {std::pair("bos_token_id", "tokenizer.ggml.bos_token_id"),
