@@ -58,6 +58,8 @@ def by_groups(norm, mixer):
 
 def norm_in_float32():
     """Nemotron-H's norm as its publisher and transformers from 5.24 on have it: rounded once, after the weight."""
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) >= (5, 24):
+        return
     from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHRMSNorm
 
     def forward(self, hidden_states):

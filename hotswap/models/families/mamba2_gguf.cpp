@@ -30,7 +30,9 @@ std::vector<int64_t> with_one(const Shapes& parts) {
   if (shape.size() == 2) shape.insert(shape.begin() + 1, 1);
   return shape;
 }
-at::Tensor convolution(const Tensors& parts, at::ScalarType dtype) { return parts[0].unsqueeze(1).to(dtype); }
+at::Tensor convolution(const Tensors& parts, at::ScalarType dtype) {
+  return parts[0].reshape({parts[0].size(0), 1, -1}).to(dtype);
+}
 
 }  // namespace
 

@@ -269,7 +269,7 @@ void gguf_extend(const GgufFile& file, const std::string& prefix, nlohmann::orde
   const auto heads = gguf_of_each_layer(file, prefix + "attention.head_count_kv", layers);
   const auto widths = gguf_of_each_layer(file, prefix + "feed_forward_length", layers);
   const auto beyond = file.get<int64_t>(prefix + "nextn_predict_layers", 0);  // predict further tokens
-  for (int64_t i = 0; i < layers - beyond; ++i) {
+  for (int64_t i = 0; i < std::min(layers, layers - beyond); ++i) {
     const char* mixer = heads[i] > 0 ? "attention" : "mamba";
     config[kTypes].push_back(widths[i] == 0 ? mixer : mixes ? "moe" : "mlp");
   }

@@ -10,6 +10,7 @@
 #include "hotswap/models/auto.h"
 #include "hotswap/models/family.h"
 #include "hotswap/models/formats/safetensors.h"
+#include "hotswap/models/formats/test_gguf.h"
 #include "hotswap/models/test_files.h"
 
 namespace hotswap {
@@ -110,6 +111,63 @@ TEST(GgufLayouts, EveryFamilyHasNamesThatAreTestedOrAReason) {
     EXPECT_EQ(has_names, tested.contains(family->model_type)) << family->model_type;
     EXPECT_EQ(has_names, !kWithoutNames.contains(family->model_type)) << family->model_type;
   }
+}
+
+test_support::Gguf sizes_of(const std::string& architecture) {
+  const std::string prefix = architecture + ".";
+  test_support::Gguf file;
+  file.str("general.architecture", architecture).u32(prefix + "block_count", 2).u32(prefix + "context_length", 16);
+  file.u32(prefix + "embedding_length", 8).u32(prefix + "feed_forward_length", 12).u32(prefix + "vocab_size", 10);
+  return file.u32(prefix + "attention.head_count", 2);
+}
+
+std::string integers(std::initializer_list<uint32_t> values) {
+  using test_support::little_endian;
+  std::string bytes = little_endian<uint32_t>(4) + little_endian<uint64_t>(values.size());
+  for (const uint32_t value : values) bytes += little_endian(value);
+  return bytes;
+}
+
+std::string refusal_of_config(const test_support::Gguf& file) {
+  const test_support::TempFolder folder;
+  test_support::put_file(folder / "m.gguf", file.bytes());
+  return test_support::message_of([&] { family_of(config_of_gguf(GgufFile(folder / "m.gguf"))); });
+}
+
+TEST(GgufLayouts, ListsHaveAValueForEachLayer) {
+  using test_support::expect_has;
+  const auto llama = [](const std::string& heads) {
+    test_support::Gguf file = sizes_of("llama");
+    return file.f32("llama.attention.layer_norm_rms_epsilon", 1e-5F)
+        .key_bytes("llama.attention.head_count_kv", 9, heads);
+  };
+  expect_has(refusal_of_config(llama(integers({2, 1}))),
+             {"one llama.attention.head_count_kv for all layers", "from 1 to 2"});
+  expect_has(refusal_of_config(llama(integers({2}))), {"2 values of llama.attention.head_count_kv, one a layer", "1"});
+  test_support::Gguf uniform = llama(integers({2, 2}));
+  const test_support::TempFolder folder;
+  test_support::put_file(folder / "m.gguf", uniform.bytes());
+  EXPECT_EQ(config_of_gguf(GgufFile(folder / "m.gguf")).at<int64_t>("num_key_value_heads"), 2);
+}
+
+TEST(GgufLayouts, FewerLayersThanNoneBeyondTheLastAreNotRead) {
+  test_support::Gguf file = sizes_of("nemotron_h");
+  file.f32("nemotron_h.attention.layer_norm_epsilon", 1e-5F).u32("nemotron_h.attention.head_count_kv", 0);
+  for (const char* key : {"conv_kernel", "group_count", "inner_size", "state_size", "time_step_rank"}) {
+    file.u32(std::string("nemotron_h.ssm.") + key, 4);
+  }
+  file.key<int32_t>("nemotron_h.nextn_predict_layers", 5, -1000000);
+  const test_support::TempFolder folder;
+  test_support::put_file(folder / "m.gguf", file.bytes());
+  const Json config = config_of_gguf(GgufFile(folder / "m.gguf"));
+  EXPECT_EQ(config.at<std::vector<std::string>>("layers_block_type").size(), 2U);
+}
+
+TEST(GgufLayouts, KeysThatAFamilyDoesNotHaveAreRefusedByName) {
+  test_support::Gguf file = sizes_of("gptneox");
+  file.f32("gptneox.attention.layer_norm_epsilon", 1e-5F).key<uint8_t>("gptneox.use_parallel_residual", 7, 1);
+  file.f32("gptneox.attention.max_alibi_bias", 8);
+  test_support::expect_has(refusal_of_config(file), {"keys of gptneox", "gptneox.attention.max_alibi_bias"});
 }
 
 }  // namespace
