@@ -77,8 +77,8 @@ TEST(Emulated, Softmax) {
           }
           for (int64_t c = 0; c < s.cols; ++c) {  // of the rounded y, as the op's backward has it
             const double of = y.get(first + c), d = dy.get(first + c);
-            const double wanted = sparse ? (of > 0 ? d - dot / count : 0.) : of * (d - dot);
-            ASSERT_NEAR(dx.get(first + c), wanted, bound(type, wanted, s.cols)) << first + c;
+            const double expected_dx = sparse ? (of > 0 ? d - dot / count : 0.) : of * (d - dot);
+            ASSERT_NEAR(dx.get(first + c), expected_dx, bound(type, expected_dx, s.cols)) << first + c;
           }
         }
       }

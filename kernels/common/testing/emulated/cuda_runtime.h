@@ -68,12 +68,12 @@ template <class Kernel>
 cudaError_t cudaOccupancyMaxActiveClusters(int*, Kernel, const cudaLaunchConfig_t*) {
   throw std::runtime_error("expected a launch without clusters, which are not emulated");
 }
-template <class... Wanted, class... Given>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Wanted...), Given&&... given) {
+template <class... Parameters, class... Given>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Parameters...), Given&&... given) {
   if (c->dynamicSmemBytes > size_t(emulated::kSharedBytes) || c->blockDim.x > 1024 || c->blockDim.x == 0 ||
       c->gridDim.x == 0)
     throw std::runtime_error("expected a block of 1 to 1024 threads with at most 227 KB of shared memory, and blocks");
-  const std::tuple<Wanted...> args(std::forward<Given>(given)...);
+  const std::tuple<Parameters...> args(std::forward<Given>(given)...);
   emulated::run_grid([&] { std::apply(kernel, args); }, c->gridDim, c->blockDim);
   return cudaSuccess;
 }
