@@ -24,7 +24,6 @@ namespace hotswap::binding {
 namespace {
 
 using c10::OperatorHandle;
-using torch::autograd::Function;
 
 // A layer's ops by role, looked up once.
 struct AttentionOps {
@@ -81,32 +80,35 @@ void call_below_autograd(const OperatorHandle& op, Values& stack) {
   op.callBoxed(&stack);
 }
 
-struct AttentionFunction : Function<AttentionFunction> {
-  static Tensor forward(AutogradContext* ctx, const AttentionCall& call, const Tensor& q, const Tensor& k,
-                        const Tensor& v, const OptTensor& sinks) {
+// Of q, k, v and the sinks.
+Tensors attention_backward(const AttentionCall& call, const BackwardCall& from) {
+  check_backward(call.ops->layer);
+  const Tensor &q = from.saved[0], &k = from.saved[1], &v = from.saved[2], &sinks = from.saved[3];
+  const Tensor &out = from.saved[4], &lse = from.saved[5];
+  Values stack = {dense(from.gradients[0]), q, k, v, out, lse, /*dlse=*/c10::IValue()};
+  push_options(stack, call);
+  stack.emplace_back(at::globalContext().deterministicAlgorithms());
+  call_below_autograd(call.op("backward", "varlen_backward"), stack);
+  const Tensor dsinks = sinks.defined() ? stack[3].toTensor().to(sinks.scalar_type()) : Tensor();
+  return {stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), dsinks};
+}
+
+Tensor train_attention(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Tensor& sinks = call.options.sinks;
+  const auto forward = [&]() -> ForwardResult {
     Values stack = {q, k, v};
     push_options(stack, call);
-    const bool trains = call.ops->layer.trains();
-    call_below_autograd(
-        trains ? call.op("forward_train", "varlen_forward_train") : call.op("forward", "varlen_forward"), stack);
+    if (!call.ops->layer.trains()) {
+      call_below_autograd(call.op("forward", "varlen_forward"), stack);
+      return {{stack[0].toTensor()}, {}};
+    }
+    call_below_autograd(call.op("forward_train", "varlen_forward_train"), stack);
     const Tensor out = stack[0].toTensor();
-    keep(ctx, call);
-    if (trains) ctx->save_for_backward({q, k, v, sinks.value_or(Tensor()), out, stack[1].toTensor()});
-    return out;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
-    const auto call = kept<AttentionCall>(ctx);
-    check_backward(call.ops->layer);
-    const auto saved = ctx->get_saved_variables();
-    const Tensor &q = saved[0], &k = saved[1], &v = saved[2], &sinks = saved[3], &out = saved[4], &lse = saved[5];
-    Values stack = {dense(dout[0]), q, k, v, out, lse, /*dlse=*/c10::IValue()};
-    push_options(stack, call);
-    stack.emplace_back(at::globalContext().deterministicAlgorithms());
-    call_below_autograd(call.op("backward", "varlen_backward"), stack);
-    const Tensor dsinks = sinks.defined() ? stack[3].toTensor().to(sinks.scalar_type()) : Tensor();
-    return {{}, stack[0].toTensor(), stack[1].toTensor(), stack[2].toTensor(), dsinks};
-  }
-};
+    return {{out}, {q, k, v, sinks, out, stack[1].toTensor()}};
+  };
+  return differentiable({q, k, v, sinks}, forward,
+                        [call](BackwardCall& from) { return attention_backward(call, from); })[0];
+}
 
 Tensor run_attention(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
   const AttentionOptions& o = call.options;
@@ -116,7 +118,7 @@ Tensor run_attention(const AttentionCall& call, const Tensor& q, const Tensor& k
                  .got = "slopes that require it",
                  .next = "detach them, or set attn_implementation to eager"});
   }
-  if (wants_grad(q, k, v, OptTensor(o.sinks))) return AttentionFunction::apply(call, q, k, v, given(o.sinks));
+  if (wants_grad(q, k, v, OptTensor(o.sinks))) return train_attention(call, q, k, v);
   Values stack = {q, k, v};
   push_options(stack, call);
   call_below_autograd(call.op("forward", "varlen_forward"), stack);

@@ -1,10 +1,9 @@
-// For contracts whose names do not say how to bind them (regular.h): typed handles of a layer's ops, and the host's
-// side of autograd. Few sources include it: custom_function.h costs seconds.
+// For contracts whose names do not say how to bind them (regular.h): typed handles of a layer's ops, and
+// what gradients need.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <map>
 #include <memory>
@@ -15,11 +14,10 @@
 
 #include "hotswap/kernelize/bind/backward_impl.h"
 #include "hotswap/kernelize/bind/regular.h"
+#include "hotswap/layers/differentiable.h"
 
 namespace hotswap::binding {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using OptTensor = std::optional<Tensor>;
 using String = std::string_view;
 
@@ -74,23 +72,6 @@ template <typename OpType, typename... Args>
 auto below_autograd(const OpType& op, Args&&... args) {
   const at::AutoDispatchBelowADInplaceOrView guard;
   return op.call(std::forward<Args>(args)...);
-}
-
-// What backward needs besides tensors.
-template <typename Value>
-struct Kept : torch::CustomClassHolder {
-  explicit Kept(Value v) : value(std::move(v)) {}
-  Value value;
-};
-
-template <typename Value>
-void keep(AutogradContext* ctx, Value value) {
-  ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Kept<Value>>(std::move(value)));
-}
-
-template <typename Value>
-Value kept(AutogradContext* ctx) {
-  return static_cast<Kept<Value>&>(*ctx->saved_data.at("call").toCapsule()).value;
 }
 
 }  // namespace hotswap::binding

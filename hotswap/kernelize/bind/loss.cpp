@@ -20,7 +20,6 @@
 namespace hotswap::binding {
 namespace {
 
-using torch::autograd::Function;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -39,12 +38,6 @@ using RowsOp = Three(const Tensor&, const Tensor&, int64_t, double, double, doub
 struct LinearLossOps : LinearCrossEntropyOps {
   explicit LinearLossOps(const LayerOps& layer) : Ops(layer), rows(typed_op<RowsOp>(layer, "rows_forward_backward")) {}
   std::optional<c10::TypedOperatorHandle<RowsOp>> rows;
-};
-
-struct LossCall {
-  const LinearCrossEntropyOps* ops;
-  CrossEntropyOptions options;
-  bool has_bias;
 };
 
 // The op's tensors, then the options in the contract's order.
@@ -104,78 +97,77 @@ Tensor scaled(const Tensor& gradient, const Tensor& dloss) {
   return at::mul_out(out, gradient, factor);
 }
 
-struct LinearCrossEntropyFunction : Function<LinearCrossEntropyFunction> {
-  static Tensor forward(AutogradContext* ctx, const LinearCrossEntropyOps* ops, const Tensor& hidden,
-                        const Tensor& weight, const OptTensor& bias, const Tensor& target,
-                        const CrossEntropyOptions& options) {
-    keep(ctx, LossCall{ops, options, bias.has_value()});
-    if (!ops->trains()) return call_loss(ops->forward, options, hidden, weight, bias, target);
+// Of hidden, weight and bias.
+Tensors loss_backward(const LinearCrossEntropyOps& ops, const CrossEntropyOptions& options, bool has_bias,
+                      const BackwardCall& call) {
+  check_backward(ops.layer);
+  const Tensors& saved = call.saved;
+  const Tensor& dloss = call.gradients[0];
+  if (options.reduction != "none") {
+    const Tensor factor = of_targets(dloss, saved[3], options.ignore_index);
+    return {scaled(saved[0], factor), scaled(saved[1], factor), scaled(saved[2], factor)};
+  }
+  const OptTensor bias = has_bias ? OptTensor(saved[2]) : std::nullopt;
+  auto [dhidden, dweight, dbias] =
+      call_backward(*ops.backward, options, dense(dloss), saved[0], saved[1], bias, saved[3], saved[4]);
+  return {dhidden, dweight, has_bias ? dbias : Tensor()};
+}
+
+Tensor train_loss(const LinearCrossEntropyOps* ops, const Tensor& hidden, const Tensor& weight, const OptTensor& bias,
+                  const Tensor& target, const CrossEntropyOptions& options) {
+  const auto forward = [&]() -> ForwardResult {
+    if (!ops->trains()) return {{call_loss(ops->forward, options, hidden, weight, bias, target)}, {}};
     const auto made = call_train(*ops->train, options, hidden, weight, bias, target);
     const auto& [loss, lse, dhidden, dweight, dbias, predicted] = made;
-    if (options.reduction == "none") {
-      ctx->save_for_backward({hidden, weight, bias.value_or(Tensor()), target, lse});
-    } else {
-      ctx->save_for_backward({dhidden, dweight, bias ? dbias : Tensor(), target});
-    }
-    return loss;
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& dloss) {
-    const auto call = kept<LossCall>(ctx);
-    check_backward(call.ops->layer);
-    const auto saved = ctx->get_saved_variables();
-    if (call.options.reduction != "none") {
-      const Tensor factor = of_targets(dloss[0], saved[3], call.options.ignore_index);
-      return {{}, scaled(saved[0], factor), scaled(saved[1], factor), scaled(saved[2], factor), {}, {}};
-    }
-    const OptTensor bias = call.has_bias ? OptTensor(saved[2]) : std::nullopt;
-    auto [dhidden, dweight, dbias] =
-        call_backward(*call.ops->backward, call.options, dense(dloss[0]), saved[0], saved[1], bias, saved[3], saved[4]);
-    return {{}, dhidden, dweight, call.has_bias ? dbias : Tensor(), {}, {}};
-  }
-};
+    if (options.reduction == "none") return {{loss}, {hidden, weight, bias.value_or(Tensor()), target, lse}};
+    return {{loss}, {dhidden, dweight, bias ? dbias : Tensor(), target}};
+  };
+  const auto backward = [ops, options, has_bias = bias.has_value()](BackwardCall& call) {
+    return loss_backward(*ops, options, has_bias, call);
+  };
+  return differentiable({hidden, weight, bias.value_or(Tensor())}, forward, backward)[0];
+}
 
-// Of a frozen weight: some rows at a time, logits, their gradients and dhidden, and nothing as large as the weight.
-struct FrozenWeightFunction : Function<FrozenWeightFunction> {
-  // Of logits at once: enough rows for a GPU's products, little beside a layer's tensors.
-  static int64_t usual_bytes(const Tensor& hidden) { return int64_t{hidden.is_cpu() ? 64 : 512} << 20; }
+// Of logits at once: enough rows for a GPU's products, little beside a layer's tensors.
+int64_t usual_bytes(const Tensor& hidden) { return int64_t{hidden.is_cpu() ? 64 : 512} << 20; }
 
-  static Tensor forward(AutogradContext* ctx, const LinearLossOps* ops, const Tensor& hidden, const Tensor& weight,
-                        const Tensor& target, const CrossEntropyOptions& options) {
-    CrossEntropyOptions sums = options;
-    sums.reduction = "sum";
-    const int64_t rows = hidden.size(0), bytes = options.chunk_bytes > 0 ? options.chunk_bytes : usual_bytes(hidden);
-    const int64_t chunk = std::max<int64_t>(16, bytes / (weight.size(0) * static_cast<int64_t>(hidden.element_size())));
-    const Tensor dhidden = at::empty_like(hidden);
-    Tensor loss = at::zeros({}, hidden.options().dtype(at::kFloat));
-    for (int64_t begin = 0; begin < rows; begin += chunk) {
-      const int64_t count = std::min(chunk, rows - begin);
-      const Tensor logits = at::mm(hidden.narrow(0, begin, count), weight.t());
-      const auto [some, lse, dlogits] =
-          below_autograd(*ops->rows, logits, target.narrow(0, begin, count), sums.ignore_index, sums.label_smoothing,
-                         sums.softcap, sums.z_loss, sums.reduction, given(sums.class_weight), sums.token_scaling);
-      loss += some;
-      Tensor some_dhidden = dhidden.narrow(0, begin, count);
-      at::mm_out(some_dhidden, dlogits, weight);
-    }
-    if (options.reduction == "mean") {
-      const Tensor counted = at::sum(at::ne(target, options.ignore_index)).to(at::kFloat);
-      loss = at::div(loss, counted);
-      ctx->saved_data["counted"] = counted;
-    }
-    keep(ctx, LossCall{ops, options, false});
-    ctx->save_for_backward({dhidden, target});
-    return loss;
+// The sum of the losses, and dhidden for dloss = 1: some rows at a time, and nothing as large as the weight.
+std::pair<Tensor, Tensor> loss_in_chunks(const LinearLossOps& ops, const Tensor& hidden, const Tensor& weight,
+                                         const Tensor& target, const CrossEntropyOptions& o) {
+  const int64_t rows = hidden.size(0), bytes = o.chunk_bytes > 0 ? o.chunk_bytes : usual_bytes(hidden);
+  const int64_t chunk = std::max<int64_t>(16, bytes / (weight.size(0) * static_cast<int64_t>(hidden.element_size())));
+  const Tensor dhidden = at::empty_like(hidden);
+  Tensor loss = at::zeros({}, hidden.options().dtype(at::kFloat));
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t count = std::min(chunk, rows - begin);
+    const Tensor logits = at::mm(hidden.narrow(0, begin, count), weight.t());
+    const auto [some, lse, dlogits] =
+        below_autograd(*ops.rows, logits, target.narrow(0, begin, count), o.ignore_index, o.label_smoothing, o.softcap,
+                       o.z_loss, "sum", given(o.class_weight), o.token_scaling);
+    loss += some;
+    Tensor some_dhidden = dhidden.narrow(0, begin, count);
+    at::mm_out(some_dhidden, dlogits, weight);
   }
-  static variable_list backward(AutogradContext* ctx, const variable_list& dloss) {
-    const auto call = kept<LossCall>(ctx);
-    check_backward(call.ops->layer);
-    const auto saved = ctx->get_saved_variables();
-    const auto counted = ctx->saved_data.find("counted");
-    Tensor factor = dloss[0];
-    if (counted != ctx->saved_data.end()) factor = at::div(factor, counted->second.toTensor());
-    return {{}, scaled(saved[0], of_targets(factor, saved[1], call.options.ignore_index)), {}, {}, {}};
-  }
-};
+  return {loss, dhidden};
+}
+
+// Of a frozen weight: only hidden has a gradient.
+Tensor train_below_frozen(const LinearLossOps* ops, const Tensor& hidden, const Tensor& weight, const Tensor& target,
+                          const CrossEntropyOptions& options) {
+  const auto forward = [&]() -> ForwardResult {
+    const auto [sum, dhidden] = loss_in_chunks(*ops, hidden, weight, target, options);
+    if (options.reduction != "mean") return {{sum}, {dhidden, target}};
+    const Tensor counted = at::sum(at::ne(target, options.ignore_index)).to(at::kFloat);
+    return {{at::div(sum, counted)}, {dhidden, target, counted}};
+  };
+  const auto backward = [ops, ignore_index = options.ignore_index](BackwardCall& call) -> Tensors {
+    check_backward(ops->layer);
+    const Tensor& dloss = call.gradients[0];
+    const Tensor factor = call.saved.size() > 2 ? at::div(dloss, call.saved[2]) : dloss;
+    return {scaled(call.saved[0], of_targets(factor, call.saved[1], ignore_index))};
+  };
+  return differentiable({hidden}, forward, backward)[0];
+}
 
 void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<LinearLossOps>(layer);
@@ -184,11 +176,11 @@ void bind_linear_cross_entropy(SlotBase& slot, const LayerOps& layer) {
     const bool frozen =
         ops->rows && ops->trains() && !weight.requires_grad() && !bias && !given_options.class_weight.defined();
     if (frozen && given_options.reduction != "none" && at::GradMode::is_enabled() && hidden.requires_grad()) {
-      return FrozenWeightFunction::apply(ops, hidden, weight, target, given_options);
+      return train_below_frozen(ops, hidden, weight, target, given_options);
     }
     return with_weights(target, given_options, [&](const CrossEntropyOptions& options) {
       if (wants_grad(hidden, weight, bias)) {
-        return LinearCrossEntropyFunction::apply(ops, hidden, weight, given(bias), target, options);
+        return train_loss(ops, hidden, weight, given(bias), target, options);
       }
       return call_loss(ops->forward, options, hidden, weight, given(bias), target);
     });

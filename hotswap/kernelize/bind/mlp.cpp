@@ -19,48 +19,49 @@ struct GatedOps : Ops<GatedForward, GatedForward, Backward> {
   c10::TypedOperatorHandle<void(Tensor, Tensor, Tensor)> recompute;
 };
 
-struct WholeFunction : torch::autograd::Function<WholeFunction> {
-  static Tensor forward(AutogradContext* ctx, const GatedOps* ops, const Tensor& x, const Tensor& gate_weight,
-                        const Tensor& up_weight, const Tensor& down_weight) {
-    const Tensor gate = at::linear(x, gate_weight), up = at::linear(x, up_weight);
-    ctx->save_for_backward({x, gate_weight, up_weight, down_weight, gate, up});
-    keep(ctx, ops);
-    return at::linear(below_autograd(*ops->train, gate, up), down_weight);
+// Of x and the weights of gate, up and down.
+Tensors whole_backward(const GatedOps& ops, BackwardCall& call) {
+  check_backward(ops.layer);
+  const Tensor x = flat(call.saved[0]), gate_weight = call.saved[1], up_weight = call.saved[2];
+  const Tensor down_weight = call.saved[3], dy = flat(call.gradients[0]);
+  const std::vector<int64_t> shape = call.saved[0].sizes().vec();
+  const Tensors middle = {call.saved[4], call.saved[5]};
+  Tensor again = at::mm(dy, down_weight).view(middle[0].sizes()), dgate, dup;  // first the gradient of the middle
+  call.saved.clear();
+  if (may_overwrite(middle)) {
+    dgate = middle[0].detach();
+    dup = middle[1].detach();
+    below_autograd(ops.recompute, again, dgate, dup);
+  } else {
+    std::tie(dgate, dup) = below_autograd(*ops.backward, again, middle[0], middle[1]);
+    again = below_autograd(*ops.train, middle[0], middle[1]);
   }
+  const Tensor ddown = at::mm(dy.t(), flat(again));
+  again = Tensor();
+  dgate = flat(dgate);
+  dup = flat(dup);
+  Tensor dx;
+  if (call.needs[0]) dx = at::mm(dgate, gate_weight).addmm_(dup, up_weight).view(shape);
+  return {dx, at::mm(dgate.t(), x), at::mm(dup.t(), x), ddown};
+}
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    const auto* ops = kept<const GatedOps*>(ctx);
-    check_backward(ops->layer);
-    variable_list saved = ctx->get_saved_variables();
-    const Tensor x = flat(saved[0]), gate_weight = saved[1], up_weight = saved[2], dy = flat(gradients[0]);
-    const std::vector<int64_t> shape = saved[0].sizes().vec();
-    const variable_list middle = {saved[4], saved[5]};
-    Tensor again = at::mm(dy, saved[3]).view(middle[0].sizes()), dgate, dup;  // first the gradient of the middle
-    saved.clear();
-    if (may_overwrite(middle)) {
-      dgate = middle[0].detach();
-      dup = middle[1].detach();
-      below_autograd(ops->recompute, again, dgate, dup);
-    } else {
-      std::tie(dgate, dup) = below_autograd(*ops->backward, again, middle[0], middle[1]);
-      again = below_autograd(*ops->train, middle[0], middle[1]);
-    }
-    const Tensor ddown = at::mm(dy.t(), flat(again));
-    again = Tensor();
-    dgate = flat(dgate);
-    dup = flat(dup);
-    Tensor dx;
-    if (ctx->needs_input_grad(0)) dx = at::mm(dgate, gate_weight).addmm_(dup, up_weight).view(shape);
-    return {Tensor(), dx, at::mm(dgate.t(), x), at::mm(dup.t(), x), ddown};
-  }
-};
+Tensor train_whole(const GatedOps* ops, const Tensor& x, const Tensor& gate_weight, const Tensor& up_weight,
+                   const Tensor& down_weight) {
+  const auto forward = [&]() -> ForwardResult {
+    const Tensor gate = at::linear(x, gate_weight), up = at::linear(x, up_weight);
+    return {{at::linear(below_autograd(*ops->train, gate, up), down_weight)},
+            {x, gate_weight, up_weight, down_weight, gate, up}};
+  };
+  return differentiable({x, gate_weight, up_weight, down_weight}, forward,
+                        [ops](BackwardCall& call) { return whole_backward(*ops, call); })[0];
+}
 
 void bind_gated(SlotBase& slot, const LayerOps& layer) {
   bind_regular<GatedForward>(slot, layer);
   if (!layer.trains() || layer.op("backward_recompute").empty()) return;
   slot.bind_op<TrainWhole>([ops = ops_of<GatedOps>(layer)](const Tensor& x, const Tensor& gate_weight,
                                                            const Tensor& up_weight, const Tensor& down_weight) {
-    return WholeFunction::apply(ops, x, gate_weight, up_weight, down_weight);
+    return train_whole(ops, x, gate_weight, up_weight, down_weight);
   });
 }
 

@@ -10,8 +10,6 @@
 //     neither scaled nor with its bias. Rows past the last offset hold nothing.
 //   - weight_grads false: dw_up, db_up, dw_down and db_down are [0], as those of biases are that were not given.
 //   - backward_inplace writes over h.
-#include <array>
-
 #include "hotswap/kernelize/bind/bind_impl.h"
 #include "hotswap/kernelize/bind/regular.h"
 #include "hotswap/kernelize/contract/arguments.h"
@@ -21,7 +19,6 @@ namespace hotswap::binding {
 namespace {
 
 using c10::OperatorHandle;
-using torch::autograd::Function;
 
 // A layer's ops, looked up once.
 struct ExpertsOps {
@@ -41,11 +38,6 @@ struct ExpertsOps {
   std::optional<OperatorHandle> train, backward, inplace;
 };
 
-struct ExpertsCall {
-  const ExpertsOps* ops;
-  ExpertsOptions options;
-};
-
 Values arguments(const Tensor& x, const Routing& routing, const ExpertWeights& w, const ExpertsOptions& o) {
   Values stack = {x};
   push(stack, routing);
@@ -59,61 +51,51 @@ void call_experts(const OperatorHandle& op, Values& stack) {
   op.callBoxed(&stack);
 }
 
-struct ExpertsFunction : Function<ExpertsFunction> {
-  // Tensors stand alone: what autograd is to see may not hide in a struct.
-  static Tensor forward(AutogradContext* ctx, const ExpertsCall& c, const Tensor& x, const Tensor& index,
-                        const Tensor& weights, const Tensor& up, const OptTensor& up_bias, const Tensor& down,
-                        const OptTensor& down_bias) {
-    const ExpertWeights w{
-        .up = up, .up_bias = up_bias.value_or(Tensor()), .down = down, .down_bias = down_bias.value_or(Tensor())};
-    Values stack = arguments(x, {index, weights}, w, c.options);
-    const bool trains = c.ops->layer.trains();
-    call_experts(trains ? *c.ops->train : c.ops->forward, stack);
-    keep(ctx, c);
+// h is the graph's own: nobody else has seen it, so only a second walk through the graph would read it again.
+bool may_overwrite_activation(const Tensor& h) {
+  return !torch::autograd::get_current_graph_task_keep_graph() && h.storage().use_count() == 1;
+}
+
+// Of x, index, weights, up, its bias, down, its bias.
+Tensors experts_backward(const ExpertsOps& ops, const ExpertsOptions& options, const BackwardCall& call) {
+  check_backward(ops.layer);
+  const std::vector<bool>& needs = call.needs;
+  const bool weight_grads = needs[3] || needs[4] || needs[5] || needs[6];
+  Values stack = {dense(call.gradients[0])};
+  for (const Tensor& tensor : call.saved) stack.push_back(optional(tensor));
+  push(stack, options);
+  stack.emplace_back(weight_grads);
+  const bool over = ops.inplace && may_overwrite_activation(call.saved[7]);
+  call_experts(over ? *ops.inplace : *ops.backward, stack);
+  const auto gradient = [&](size_t result, size_t input) { return needs[input] ? stack[result].toTensor() : Tensor(); };
+  return {gradient(0, 0), {}, gradient(1, 2), gradient(2, 3), gradient(3, 4), gradient(4, 5), gradient(5, 6)};
+}
+
+Tensor train_experts(const ExpertsOps* ops, const Tensor& x, const Routing& routing, const ExpertWeights& w,
+                     const ExpertsOptions& options) {
+  const Tensors inputs = {x, routing.index, routing.weights, w.up, w.up_bias, w.down, w.down_bias};
+  const auto forward = [&]() -> ForwardResult {
+    Values stack = arguments(x, routing, w, options);
+    const bool trains = ops->layer.trains();
+    call_experts(trains ? *ops->train : ops->forward, stack);
+    ForwardResult result{.outputs = {stack[0].toTensor()}};
     if (trains) {
-      variable_list saved = {x, index, weights, up, w.up_bias, down, w.down_bias};
-      for (size_t i = 1; i < stack.size(); ++i) saved.push_back(stack[i].toTensor());  // h, order, slots, offsets
-      ctx->save_for_backward(std::move(saved));
+      result.saved = inputs;
+      for (size_t i = 1; i < stack.size(); ++i)
+        result.saved.push_back(stack[i].toTensor());  // h, order, slots, offsets
     }
-    return stack[0].toTensor();
-  }
-
-  static variable_list backward(AutogradContext* ctx, const variable_list& dy) {
-    const auto c = kept<ExpertsCall>(ctx);
-    check_backward(c.ops->layer);
-    variable_list saved = ctx->get_saved_variables();
-    // x, index, weights, up, its bias, down, its bias; torch counts those that were given
-    std::array<bool, 7> wanted{};
-    for (size_t i = 0, given = 0; i < wanted.size(); ++i) {
-      if (saved[i].defined()) wanted[i] = ctx->needs_input_grad(given++);
-    }
-    const bool weight_grads = wanted[3] || wanted[4] || wanted[5] || wanted[6];
-    Values stack = {dense(dy[0])};
-    for (const Tensor& tensor : saved) stack.push_back(optional(tensor));
-    push(stack, c.options);
-    stack.emplace_back(weight_grads);
-    const bool over = c.ops->inplace && may_overwrite(saved[7]);
-    call_experts(over ? *c.ops->inplace : *c.ops->backward, stack);
-    const auto gradient = [&](size_t result, size_t input) {
-      return wanted[input] ? stack[result].toTensor() : Tensor();
-    };
-    return {{}, gradient(0, 0), {}, gradient(1, 2), gradient(2, 3), gradient(3, 4), gradient(4, 5), gradient(5, 6)};
-  }
-
- private:
-  // h is the graph's own: nobody else has seen it, so only a second walk through the graph would read it again.
-  static bool may_overwrite(const Tensor& h) {
-    return !torch::autograd::get_current_graph_task_keep_graph() && h.storage().use_count() == 1;
-  }
-};
+    return result;
+  };
+  return differentiable(inputs, forward,
+                        [ops, options](BackwardCall& call) { return experts_backward(*ops, options, call); })[0];
+}
 
 void bind_experts(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<ExpertsOps>(layer);
   bind_slot<ExpertsForward>(
       slot, [ops](const Tensor& x, const Routing& routing, const ExpertWeights& w, const ExpertsOptions& o) {
         if (wants_grad(x, routing.weights, w.up, OptTensor(w.up_bias), w.down, OptTensor(w.down_bias))) {
-          return ExpertsFunction::apply(ExpertsCall{ops, o}, x, routing.index, routing.weights, w.up, given(w.up_bias),
-                                        w.down, given(w.down_bias));
+          return train_experts(ops, x, routing, w, o);
         }
         Values stack = arguments(x, routing, w, o);
         call_experts(ops->forward, stack);
