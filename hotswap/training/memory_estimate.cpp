@@ -12,6 +12,7 @@
 #include <mutex>
 
 #include "hotswap/base/error.h"
+#include "hotswap/kernelize/package/device.h"
 #include "hotswap/layers/linear.h"
 #include "hotswap/models/config.h"
 #include "hotswap/training/live_memory.h"
@@ -19,8 +20,6 @@
 namespace hotswap {
 namespace {
 
-// cuBLAS's on a GPU, of the thread of forward, of autograd's, and of a product: counted on an H200, torch 2.11.
-constexpr int64_t kWorkspaces = 3 * (int64_t{32} << 20);
 constexpr int64_t kProbed = 192;  // tokens of the longest row that is probed, and a multiple of what kernels block by
 
 // Restores the generators that layers draw of.
@@ -127,6 +126,15 @@ int64_t optimizer_bytes(const AdamW& optimizer) {
   return bytes;
 }
 
+int64_t library_bytes(std::optional<int64_t> capability) {
+  if (!capability) return 0;
+  // The size is torch's choice. How many was counted on an H200, torch 2.11: of the thread of forward, of autograd's,
+  // and of a product.
+  constexpr int64_t kWorkspaces = 3, kHopperOrBlackwell = int64_t{32} << 20, kOther = (2 * 4096 + 8 * 16) * 1024;
+  const int64_t major = *capability / 10;
+  return kWorkspaces * (major == 9 || major == 10 || major == 12 ? kHopperOrBlackwell : kOther);
+}
+
 int64_t MemoryEstimate::total() const {
   const int64_t forward = activations + head + (gradients_stay ? gradients : 0);
   return weights + optimizer + libraries + std::max(forward, gradients);
@@ -149,7 +157,7 @@ MemoryEstimate estimate_memory(CausalLM& model, const AdamW& optimizer, const St
           .optimizer = optimizer_bytes(optimizer),
           .activations = activation_bytes(model, shape),
           .head = head_bytes(model, shape),
-          .libraries = model.device().is_cpu() ? 0 : kWorkspaces,
+          .libraries = library_bytes(device_capability(model.device())),
           .gradients_stay = shape.forwards > 1};
 }
 

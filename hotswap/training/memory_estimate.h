@@ -9,6 +9,7 @@
 // GPU cuBLAS has workspaces.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "hotswap/models/causal_lm.h"
@@ -33,6 +34,9 @@ struct MemoryEstimate {
 int64_t weight_bytes(CausalLM& model);
 int64_t gradient_bytes(const AdamW& optimizer);
 int64_t optimizer_bytes(const AdamW& optimizer);  // after its first step
+
+// cuBLAS's workspaces on a GPU of that compute capability, 90 for 9.0; of none, a CPU's, 0.
+int64_t library_bytes(std::optional<int64_t> capability);
 
 // Runs three short forwards. The model is in training mode; generators are afterwards as before.
 MemoryEstimate estimate_memory(CausalLM& model, const AdamW& optimizer, const StepShape& shape);

@@ -156,6 +156,15 @@ TEST(EstimateOnAGpu, IsThePeakOfAStep) {
       << estimate.str() << ";" << phases;
 }
 
+// getChosenWorkspaceSize() of torch.
+TEST(EstimatedLibraries, AreTorchsWorkspacesByComputeCapability) {
+  EXPECT_EQ(library_bytes(std::nullopt), 0) << "a CPU";
+  for (const int64_t hopper_or_blackwell : {90, 100, 103, 120}) {
+    EXPECT_EQ(library_bytes(hopper_or_blackwell), 3 * (int64_t{32} << 20)) << hopper_or_blackwell;
+  }
+  for (const int64_t other : {75, 80, 86, 89}) EXPECT_EQ(library_bytes(other), 3 * 8519680) << other;
+}
+
 TEST(Work, IsSixOperationsAnElementAndTokenAndTheAttention) {
   const auto model = small_llama(at::kFloat);
   // q and o, k and v, gate up down, the head
