@@ -6,13 +6,7 @@
 #                           all load the built package as any host does
 #   tests/NAME_emulated.cpp bin/NAME_emulated_test: .cu files of the package, run on the CPU
 # tests/package_layout_test.py holds every package to this layout.
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-  set(HOTSWAP_KERNEL_CPU x86_64)
-  set(HOTSWAP_ISAS base v3 v4)
-else()
-  set(HOTSWAP_KERNEL_CPU aarch64)
-  set(HOTSWAP_ISAS base)
-endif()
+include(cmake/isas.cmake)
 set(HOTSWAP_ISA_FLAGS_base "")
 set(HOTSWAP_ISA_FLAGS_v3 -march=x86-64-v3)
 set(HOTSWAP_ISA_FLAGS_v4 -march=x86-64-v4 -mprefer-vector-width=512)
@@ -44,7 +38,7 @@ file(GLOB HOTSWAP_KERNELS_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/
 file(GLOB HOTSWAP_PYTHON_COMMON CONFIGURE_DEPENDS "${CMAKE_SOURCE_DIR}/kernels/common/python/*.py")
 set(HOTSWAP_KERNEL_EXPORTS "${CMAKE_SOURCE_DIR}/kernels/common/torch/exports.map")
 add_library(kernels_common OBJECT ${HOTSWAP_KERNELS_COMMON})
-target_compile_definitions(kernels_common PRIVATE HOTSWAP_ISA=base)
+target_compile_definitions(kernels_common PRIVATE HOTSWAP_ISA=base ${HOTSWAP_ISA_DEFINITIONS})
 target_compile_options(kernels_common PRIVATE ${HOTSWAP_KERNEL_FLAGS})
 target_include_directories(kernels_common PRIVATE "${CMAKE_SOURCE_DIR}")
 
@@ -109,12 +103,12 @@ function(hotswap_kernel name)
     add_custom_command(
       OUTPUT "${id}"
       COMMAND "${HOTSWAP_PYTHON}" "${tool}" id --source "${dir}" --backend ${backend} --root "${CMAKE_SOURCE_DIR}" --out "${id}"
-              ${built}
+              "--only-isa=${HOTSWAP_ONLY_ISA}" ${built}
       DEPENDS ${built} "${tool}" DEPFILE "${id}.d" VERBATIM)
     add_custom_target(${name}_${backend}_id DEPENDS "${id}")
     add_library(${name}_${backend} MODULE ${bindings} ${objects})
     add_dependencies(${name}_${backend} ${name}_${backend}_id)
-    target_compile_definitions(${name}_${backend} PRIVATE CPU_KERNEL HOTSWAP_ISA=base)
+    target_compile_definitions(${name}_${backend} PRIVATE CPU_KERNEL HOTSWAP_ISA=base ${HOTSWAP_ISA_DEFINITIONS})
     target_compile_options(${name}_${backend} PRIVATE ${HOTSWAP_KERNEL_FLAGS} -include "${id}")
     target_include_directories(${name}_${backend} PRIVATE "${CMAKE_SOURCE_DIR}")
     foreach(isa ${HOTSWAP_ISAS})

@@ -6,8 +6,8 @@
 
 The id `_<name>_<backend>_<7 hex>` is the op namespace and the file name, because torch.ops and Python's module table keep
 one entry per id in a process: what is built from other bytes needs another id. It hashes the FILEs, which are compiled
-or staged, and the headers that they include in quotes, wherever those lie under the root; nothing else. The same list
-goes to id.h.d for the build. The FILEs of `stage` are what all Python APIs share, kernels/common/python.
+or staged, the headers that they include in quotes, wherever those lie under the root, and --only-isa; nothing else. The
+same list goes to id.h.d for the build. The FILEs of `stage` are what all Python APIs share, kernels/common/python.
 """
 
 import argparse
@@ -71,7 +71,7 @@ def with_headers(files: list[Path], root: Path) -> list[Path]:
 
 def make_id(args) -> None:
     root, files = args.root.resolve(), with_headers(args.files, args.root.resolve())
-    digest = hashlib.sha256(OPS_PY.encode())
+    digest = hashlib.sha256(OPS_PY.encode() + args.only_isa.encode())
     for file in files:
         content = file.read_bytes()
         digest.update(f"{file.relative_to(root).as_posix()}\0{len(content)}\0".encode())
@@ -138,6 +138,8 @@ def main() -> None:
         sub.add_argument("--backend", required=True)
         for flag in flags:
             sub.add_argument(f"--{flag}", type=Path, required=True)
+        if verb == "id":
+            sub.add_argument("--only-isa", default="", help="empty: all")
         sub.add_argument("files", type=Path, nargs="+")
     args = parser.parse_args()
     make_id(args) if args.verb == "id" else stage(args)

@@ -2,6 +2,13 @@
 # version wherever the wheel is a CUDA one; these need only the files.
 #   torch::torch   the host: libtorch_cpu and c10; libtorch_cuda is loaded at run time where there is one
 #   torch::stable  kernel packages: stable-ABI headers only, target torch 2.10
+# HOTSWAP_TORCH_LATER: pip is still installing torch, and only the target hotswap_without_torch can be built.
+option(HOTSWAP_TORCH_LATER "Configure without torch, for what is compiled before it is installed" OFF)
+if(HOTSWAP_TORCH_LATER)
+  add_library(torch::torch INTERFACE IMPORTED GLOBAL)
+  add_library(torch::stable INTERFACE IMPORTED GLOBAL)
+  return()
+endif()
 # HOTSWAP_TORCH_DIR, the folder of the torch package, may be given; else HOTSWAP_PYTHON is asked, without importing torch.
 if(NOT HOTSWAP_TORCH_DIR)
   execute_process(

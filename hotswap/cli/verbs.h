@@ -7,7 +7,7 @@
 
 namespace hotswap {
 
-// All of them, how help is written, and what a mistyped line is answered.
+// Those of the program: all in verbs.cpp, the demo's in demo/main.cpp.
 void add_verbs(CLI::App& app, const std::string& source);
 
 void add_demo(CLI::App& app, const std::string& source);  // source: where the project's documentation is

@@ -23,7 +23,7 @@ static Isa best_isa() {
 #endif
 }
 
-static Isa choose() {
+static Isa capped_isa() {
   const Isa best = best_isa();
   const char* cap = std::getenv("HOTSWAP_ISA");
   if (cap == nullptr || *cap == '\0') return best;
@@ -33,6 +33,21 @@ static Isa choose() {
   throw std::runtime_error(std::string("HOTSWAP_ISA: expected base, v3 or v4; got \"") + cap +
                            "\"; unset it to use the best that this CPU has");
 }
+
+#ifdef HOTSWAP_ONLY_ISA
+static Isa choose() {
+  constexpr struct { Isa base = Isa::kBase, v3 = Isa::kV3, v4 = Isa::kV4; } isas;
+  constexpr Isa only = isas.HOTSWAP_ONLY_ISA;
+  if (const Isa capped = capped_isa(); capped < only) {
+    throw std::runtime_error(std::string("expected the instruction set ") + isa_name(only) +
+                             ", the only one that this package was built for; got " + isa_name(capped) +
+                             ", the best that this CPU has or HOTSWAP_ISA allows; run ./x build, which builds for all");
+  }
+  return only;
+}
+#else
+static Isa choose() { return capped_isa(); }
+#endif
 
 Isa chosen_isa() {
   static const Isa isa = choose();

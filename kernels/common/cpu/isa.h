@@ -27,7 +27,13 @@ const char* isa_name(Isa isa);
 
 }  // namespace kernels
 
-#if defined(__x86_64__)
+#if defined(HOTSWAP_ONLY_ISA)  // a build for this machine alone
+#define HOTSWAP_ISA_TABLES(Table) \
+  namespace HOTSWAP_ONLY_ISA {    \
+  extern const Table kTable;      \
+  }
+#define HOTSWAP_CHOOSE_TABLE(package) (kernels::chosen_isa(), package::HOTSWAP_ONLY_ISA::kTable)
+#elif defined(__x86_64__)
 #define HOTSWAP_ISA_TABLES(Table) \
   namespace base {                \
   extern const Table kTable;      \
