@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "kernels/common/cpu/isa.h"
+#include "kernels/common/cpu/packed_arguments.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/packing.h"
 
@@ -38,16 +39,6 @@ struct Gemv {
   int64_t rows, in, out, w_stride;
 };
 
-struct Packed {
-  DType dtype;
-  kernels::Packing packing;
-  const float* x;    // [rows, in], made by packed_input(), aligned to 64 bytes
-  const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
-  const void* bias;  // [out] or null
-  void* y;           // [rows, out]
-  int64_t rows, in, out, w_stride;
-};
-
 struct Table {
   // x [rows, in] as float32 in the order in which gemv reads it (bfloat16 pairs are split into even and odd lanes).
   void (*prepare)(float* to, const void* x, DType dtype, int64_t rows, int64_t in, int64_t x_stride);
@@ -59,9 +50,9 @@ struct Table {
   // kInputRows.
   void (*packed_input)(float* to, const void* x, DType dtype, int64_t x_stride, int64_t rows, int64_t in, int64_t begin,
                        int64_t end);
-  int64_t (*room)(int64_t rows, int64_t in);  // floats that a thread needs for packed, aligned to 64 bytes
+  int64_t (*room)(int64_t rows, int64_t in);  // floats that a thread needs for packed
   // Outputs [begin, end) of every row.
-  void (*packed)(const Packed& a, float* room, int64_t begin, int64_t end);
+  void (*packed)(const kernels::PackedProduct& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)
 

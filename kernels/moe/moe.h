@@ -29,6 +29,7 @@
 #include <cstdint>
 
 #include "kernels/common/cpu/isa.h"
+#include "kernels/common/cpu/packed_arguments.h"
 #include "kernels/common/dtype.h"
 #include "kernels/common/packing.h"
 
@@ -123,18 +124,6 @@ struct SomeRows {
   int64_t count, steps, out;
 };
 
-// y[row, n] = sum over k of x[row, k] W[n, k] + bias[n] of one expert's rows and its packed weights, which are not
-// rounded (packing.h), for outputs [begin, end). Products and sums as linear.h has them: a row's bits depend on no
-// other.
-struct Packed {
-  DType dtype;
-  kernels::Packing packing;
-  const float* x;    // [rows, in], by packed_input()
-  const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
-  const void* bias;  // [out] or null
-  void* y;           // [rows, out]
-  int64_t rows, in, out, w_stride;
-};
 constexpr int64_t kPackedInputRows = 4;  // of packed_input()
 constexpr int64_t kPackedOutputs = 192;  // a unit of work
 
@@ -160,8 +149,11 @@ struct Table {
   // them. begin: a multiple of kPackedInputRows.
   void (*packed_input)(float* to, const void* const* rows, DType dtype, int64_t count, int64_t in, int64_t begin,
                        int64_t end);
-  int64_t (*packed_room)(int64_t rows, int64_t in);  // floats that a thread needs for packed, aligned to 64 bytes
-  void (*packed)(const Packed& a, float* room, int64_t begin, int64_t end);
+  int64_t (*packed_room)(int64_t rows, int64_t in);  // floats that a thread needs for packed
+  // y[row, n] = sum over k of x[row, k] W[n, k] + bias[n] of one expert's rows and its packed weights, which are not
+  // rounded (packing.h), for outputs [begin, end). Products and sums as linear.h has them: a row's bits depend on no
+  // other.
+  void (*packed)(const kernels::PackedProduct& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)
 

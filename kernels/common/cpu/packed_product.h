@@ -32,6 +32,6 @@ HOTSWAP_INLINE void packed_input(float* to, const T* x, int64_t x_stride, int64_
 }
 
 // Outputs [begin, end) of every row.
-void packed_product(const PackedRows& a, int64_t begin, int64_t end);  // per_isa/packed_product.cpp
+void packed_product(const PackedProduct& a, int64_t begin, int64_t end);  // per_isa/packed_product.cpp
 
 }  // namespace kernels::HOTSWAP_ISA

@@ -3,20 +3,10 @@
 // a slab of `in`, then the lanes, then slab after slab. Included by files that are compiled once per ISA.
 #pragma once
 
+#include "kernels/common/cpu/packed_arguments.h"
 #include "kernels/common/cpu/packed_unpack.h"
 
 namespace kernels::HOTSWAP_ISA {
-
-struct PackedRows {
-  DType dtype;  // of bias and y
-  Packing packing;
-  const float* x;    // [rows, in], as packed_input() leaves it
-  const void* w;     // [out, blocks of `in` weights], rows w_stride bytes apart
-  const void* bias;  // [out] or null
-  void* y;           // [rows, out], rows y_stride elements apart
-  int64_t rows, in, w_stride, y_stride;
-  float* room;  // [packed_room()], aligned to 64 bytes
-};
 
 constexpr int64_t kStreamedRows = 4;  // up to here rows use a block as it is decoded
 constexpr int64_t kSlab = 1024;       // weights of an output whose products are added as vectors; then slabs are added
@@ -51,7 +41,7 @@ HOTSWAP_INLINE void put_number(void* p, DType dtype, int64_t i, float v) {
 
 // One slab's products of outputs out, out + apart, ...
 template <int kRows, int kOuts, Packing kPacking>
-HOTSWAP_INLINE void packed_slab(F (&s)[kOuts][kRows][kSums], const PackedRows& a, const char* w, int64_t w_apart,
+HOTSWAP_INLINE void packed_slab(F (&s)[kOuts][kRows][kSums], const PackedProduct& a, const char* w, int64_t w_apart,
                                 const float* x, int64_t slab) {
   constexpr int64_t kBytes = packed_bytes(kPacking), kAheadOfBlock = 1024, kLine = 64;
   constexpr int kGroups = packed_block(kPacking) / kPackedGroup;
@@ -76,7 +66,7 @@ HOTSWAP_INLINE void packed_slab(F (&s)[kOuts][kRows][kSums], const PackedRows& a
 }
 
 template <int kRows, int kOuts, Packing kPacking>
-HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) {
+HOTSWAP_INLINE void packed_dot(const PackedProduct& a, int64_t out, int64_t apart) {
   const char* w = static_cast<const char*>(a.w) + out * a.w_stride;
   float totals[kOuts][kRows];
   for (int64_t from = 0; from < a.in; from += kSlab) {
@@ -96,7 +86,7 @@ HOTSWAP_INLINE void packed_dot(const PackedRows& a, int64_t out, int64_t apart) 
 
 // As in few_rows.h the outputs of a step lie in as many parts of the matrix, so that several pages are on their way.
 template <int kRows, Packing kPacking>
-HOTSWAP_OUT_OF_LINE void packed_outputs(PackedRows a, int64_t begin, int64_t end) {
+HOTSWAP_OUT_OF_LINE void packed_outputs(PackedProduct a, int64_t begin, int64_t end) {
   constexpr int kOuts = (kLanes == 16 ? 8 : 4) / kRows;
   const int64_t part = (end - begin) / kOuts;
   for (int64_t out = begin; out < begin + part; ++out) packed_dot<kRows, kOuts, kPacking>(a, out, part);
@@ -105,7 +95,7 @@ HOTSWAP_OUT_OF_LINE void packed_outputs(PackedRows a, int64_t begin, int64_t end
 
 // At most kStreamedRows of them.
 template <Packing kPacking>
-HOTSWAP_INLINE void packed_few(const PackedRows& a, int64_t begin, int64_t end) {
+HOTSWAP_INLINE void packed_few(const PackedProduct& a, int64_t begin, int64_t end) {
   if (a.rows == 1) return packed_outputs<1, kPacking>(a, begin, end);
   if (a.rows == 2) return packed_outputs<2, kPacking>(a, begin, end);
   if (a.rows == 3) return packed_outputs<3, kPacking>(a, begin, end);

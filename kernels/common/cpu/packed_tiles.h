@@ -99,7 +99,7 @@ HOTSWAP_INLINE void totals(float (&to)[kCount], const F (&s)[kCount][kSums]) {
 }
 
 // y of one tile: [rows, kTileOuts] totals.
-HOTSWAP_OUT_OF_LINE void finish_tile(PackedRows a, Tile t, int64_t rows) {
+HOTSWAP_OUT_OF_LINE void finish_tile(PackedProduct a, Tile t, int64_t rows) {
   const float* totals = t.totals;
   with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA {
     const auto* bias = static_cast<const T*>(a.bias);
@@ -114,7 +114,7 @@ HOTSWAP_OUT_OF_LINE void finish_tile(PackedRows a, Tile t, int64_t rows) {
 }
 
 template <int kRows>
-HOTSWAP_OUT_OF_LINE void multiply_tile(PackedRows a, Tile t) {
+HOTSWAP_OUT_OF_LINE void multiply_tile(PackedProduct a, Tile t) {
   F s[kRows * kTileOuts][kSums] = {};
   const float *x = t.x, *w = t.w;
   for (const float* end = x + kRows * t.slab; x < end;) {
@@ -137,7 +137,7 @@ HOTSWAP_OUT_OF_LINE void multiply_tile(PackedRows a, Tile t) {
   if (t.last) finish_tile(a, t, kRows);
 }
 
-HOTSWAP_INLINE void multiply_tile(const PackedRows& a, const Tile& t, int64_t rows) {
+HOTSWAP_INLINE void multiply_tile(const PackedProduct& a, const Tile& t, int64_t rows) {
   if constexpr (kTileRows > 2) {
     if (rows >= 4) return multiply_tile<4>(a, t);
     if (rows == 3) return multiply_tile<3>(a, t);
@@ -148,7 +148,7 @@ HOTSWAP_INLINE void multiply_tile(const PackedRows& a, const Tile& t, int64_t ro
 
 // Outputs [begin, end), at most a panel, of rows [first, end_row), at most kPanelRows.
 template <Packing kPacking>
-HOTSWAP_OUT_OF_LINE void packed_panel(PackedRows a, int64_t begin, int64_t end, int64_t first, int64_t end_row) {
+HOTSWAP_OUT_OF_LINE void packed_panel(PackedProduct a, int64_t begin, int64_t end, int64_t first, int64_t end_row) {
   const int64_t tiles = (end - begin + kTileOuts - 1) / kTileOuts,
                 steps = (end_row - first + kTileRows - 1) / kTileRows;
   const int64_t tile_weights = kTileOuts * lesser(a.in, kSlab);
@@ -183,7 +183,7 @@ HOTSWAP_OUT_OF_LINE void packed_panel(PackedRows a, int64_t begin, int64_t end, 
 }
 
 template <Packing kPacking>
-HOTSWAP_INLINE void packed_many(const PackedRows& a, int64_t begin, int64_t end) {
+HOTSWAP_INLINE void packed_many(const PackedProduct& a, int64_t begin, int64_t end) {
   constexpr int64_t kPanel = kPanelTiles * kTileOuts;
   for (int64_t row = 0; row < a.rows; row += kPanelRows) {
     const int64_t last = lesser(row + kPanelRows, a.rows);

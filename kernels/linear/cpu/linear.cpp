@@ -40,24 +40,9 @@ void packed_input(float* to, const void* x, DType dtype, int64_t x_stride, int64
 }
 
 static_assert(linear::kInputRows == kernels::HOTSWAP_ISA::kInputRows);
-int64_t room(int64_t rows, int64_t in) { return packed_room(rows, in); }
-void packed(const Packed& a, float* room, int64_t begin, int64_t end) {
-  packed_product({.dtype = a.dtype,
-                  .packing = a.packing,
-                  .x = a.x,
-                  .w = a.w,
-                  .bias = a.bias,
-                  .y = a.y,
-                  .rows = a.rows,
-                  .in = a.in,
-                  .w_stride = a.w_stride,
-                  .y_stride = a.out,
-                  .room = room},
-                 begin, end);
-}
 
 }  // namespace
 
-const Table kTable = {prepare, gemv, widen, packed_input, room, packed};
+const Table kTable = {prepare, gemv, widen, packed_input, packed_room, packed_product};
 
 }  // namespace linear::HOTSWAP_ISA

@@ -67,19 +67,22 @@ inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table
     table.packed_input(elements, in.data, call.dtype, in.stride, in.rows, in.cols, begin * kInputRows,
                        std::min(end * kInputRows, in.rows));
   });
-  const Packed args{.dtype = call.dtype,
-                    .packing = call.packing,
-                    .x = elements,
-                    .w = call.data.data_ptr(),
-                    .bias = call.bias ? call.bias->data_ptr() : nullptr,
-                    .y = y.data_ptr(),
-                    .rows = in.rows,
-                    .in = in.cols,
-                    .out = call.data.size(0),
-                    .w_stride = call.data.stride(0)};
-  kernels::parallel_rows(args.out, in.rows * in.cols, [&](int64_t begin, int64_t end) {
+  const kernels::PackedProduct args{.dtype = call.dtype,
+                                    .packing = call.packing,
+                                    .x = elements,
+                                    .w = call.data.data_ptr(),
+                                    .bias = call.bias ? call.bias->data_ptr() : nullptr,
+                                    .y = y.data_ptr(),
+                                    .rows = in.rows,
+                                    .in = in.cols,
+                                    .w_stride = call.data.stride(0),
+                                    .y_stride = call.data.size(0),
+                                    .room = nullptr};
+  kernels::parallel_rows(call.data.size(0), in.rows * in.cols, [&](int64_t begin, int64_t end) {
     thread_local std::vector<float> room;
-    table.packed(args, kernels::aligned_floats(room, table.room(in.rows, in.cols)), begin, end);
+    kernels::PackedProduct own = args;
+    own.room = kernels::aligned_floats(room, table.room(in.rows, in.cols));
+    table.packed(own, begin, end);
   });
   return y;
 }

@@ -22,19 +22,4 @@ void packed_input(float* to, const void* const* rows, DType dtype, int64_t count
 
 int64_t packed_room(int64_t rows, int64_t in) { return kernels::HOTSWAP_ISA::packed_room(rows, in); }
 
-void packed(const Packed& a, float* room, int64_t begin, int64_t end) {
-  packed_product({.dtype = a.dtype,
-                  .packing = a.packing,
-                  .x = a.x,
-                  .w = a.w,
-                  .bias = a.bias,
-                  .y = a.y,
-                  .rows = a.rows,
-                  .in = a.in,
-                  .w_stride = a.w_stride,
-                  .y_stride = a.out,
-                  .room = room},
-                 begin, end);
-}
-
 }  // namespace moe::HOTSWAP_ISA

@@ -208,7 +208,8 @@ void bias_gradient(const Activation& a, const void* dy, int64_t dy_stride, void*
 
 }  // namespace
 
-const Table kTable = {forward,  backward,   combine,   score_gradients, bias_gradient, widen,
-                      few_rows, to_columns, some_rows, packed_input,    packed_room,   packed};
+const Table kTable = {forward,       backward,     combine,     score_gradients,
+                      bias_gradient, widen,        few_rows,    to_columns,
+                      some_rows,     packed_input, packed_room, kernels::HOTSWAP_ISA::packed_product};
 
 }  // namespace moe::HOTSWAP_ISA

@@ -104,9 +104,8 @@ class PackedProducts {
       for (int64_t u = begin; u < end; ++u) {
         const size_t i = size_t(u % many);
         const int64_t from = u / many * kPackedOutputs, rows = count(experts[i]);
-        table().packed(of_expert(experts[i], x + first[i] * m_.in),
-                       kernels::aligned_floats(room, table().packed_room(rows, m_.in)), from,
-                       std::min(m_.out, from + kPackedOutputs));
+        float* const own = kernels::aligned_floats(room, table().packed_room(rows, m_.in));
+        table().packed(of_expert(experts[i], x + first[i] * m_.in, own), from, std::min(m_.out, from + kPackedOutputs));
       }
     });
   }
@@ -118,7 +117,7 @@ class PackedProducts {
     table().packed_input(to, rows, p_.dtype, count(e), m_.in, begin, end);
   }
 
-  Packed of_expert(int64_t e, const float* x) const {
+  kernels::PackedProduct of_expert(int64_t e, const float* x, float* room) const {
     return {.dtype = p_.dtype,
             .packing = m_.packing,
             .x = x,
@@ -127,8 +126,9 @@ class PackedProducts {
             .y = at(y_, index_.offsets[e] * m_.out),
             .rows = count(e),
             .in = m_.in,
-            .out = m_.out,
-            .w_stride = m_.row_bytes()};
+            .w_stride = m_.row_bytes(),
+            .y_stride = m_.out,
+            .room = room};
   }
 
   const Problem& p_;

@@ -4,7 +4,7 @@
 
 namespace kernels::HOTSWAP_ISA {
 
-void packed_product(const PackedRows& a, int64_t begin, int64_t end) {
+void packed_product(const PackedProduct& a, int64_t begin, int64_t end) {
   with_packing(a.packing, [&]<Packing kPacking>() HOTSWAP_LAMBDA {
     if constexpr (kPacking != Packing::kNone) {
       if (a.rows <= kStreamedRows) return packed_few<kPacking>(a, begin, end);
