@@ -47,6 +47,20 @@ inline at::Generator& generator() {
   return g;
 }
 
+// Each test begins its draws again, by its name: its values do not depend on the tests that ran before it.
+inline uint64_t seed_of(const ::testing::TestInfo& test) {
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c : std::string(test.test_suite_name()) + "." + test.name()) hash = (hash ^ uint8_t(c)) * 16777619u;
+  return hash ^ uint32_t(seed());
+}
+struct SeedEachTest : ::testing::EmptyTestEventListener {
+  void OnTestStart(const ::testing::TestInfo& test) override { generator().set_current_seed(seed_of(test)); }
+};
+inline const bool kSeedsEachTest = [] {
+  ::testing::UnitTest::GetInstance()->listeners().Append(new SeedEachTest);
+  return true;
+}();
+
 // Where this process runs its ops.
 #ifdef HOTSWAP_PACKAGE_DIR
 inline at::Device device() {

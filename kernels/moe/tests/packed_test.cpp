@@ -78,24 +78,7 @@ void expect_right_packed(const Packed& p, const std::string& what) {
   expect_close(y, reference_of(p.in, random_tensor(p.in.x.sizes(), dtype))[0], kRoundings * tolerance(dtype), what);
 }
 
-// Other tests of the program draw the same values with and without these.
-class KeptDraws {
- public:
-  KeptDraws() : state_(generator().get_state()) {}
-  ~KeptDraws() { generator().set_state(state_); }
-  KeptDraws(const KeptDraws&) = delete;
-  KeptDraws& operator=(const KeptDraws&) = delete;
-
- private:
-  const Tensor state_;
-};
-
-class PackedExpertsArguments : public ::testing::Test {
-  const KeptDraws kept_;
-};
 class PackedExperts : public ::testing::TestWithParam<std::string> {
-  const KeptDraws kept_;
-
  protected:
   void SetUp() override {
     if (on_cuda()) GTEST_SKIP() << "packed experts have a kernel only on the CPU";
@@ -186,7 +169,7 @@ TEST_P(PackedExperts, ExpertsWithoutTokensAreNotRead) {
   expect_equal(p.forward(), before, "y");
 }
 
-TEST_F(PackedExpertsArguments, AreRefusedWhereTheyDoNotFit) {
+TEST(PackedExpertsArguments, AreRefusedWhereTheyDoNotFit) {
   if (on_cuda()) GTEST_SKIP() << "packed experts have a kernel only on the CPU";
   const Sizes s{.tokens = 2, .top_k = 1, .experts = 3, .hidden = 64, .inner = 32};
   const Tensor index = at::zeros({2, 1}, at::kLong);

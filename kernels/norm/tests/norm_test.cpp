@@ -42,6 +42,15 @@ void expect_dx(const Tensor& got, const Tensor& want, const Tensor& dy, double t
       << what << ": error " << error << " of size " << size << "; HOTSWAP_TEST_SEED=" << seed();
 }
 
+TEST(Draws, DependOnTheTestAlone) {
+  const ::testing::TestInfo& test = *::testing::UnitTest::GetInstance()->current_test_info();
+  ASSERT_EQ(generator().current_seed(), seed_of(test)) << "set before each test";
+  const Tensor first = random_tensor({8}, at::kFloat);
+  SeedEachTest().OnTestStart(test);
+  EXPECT_TRUE(first.equal(random_tensor({8}, at::kFloat)));
+  EXPECT_FALSE(first.equal(random_tensor({8}, at::kFloat))) << "the test could fail";
+}
+
 class RmsNorm : public ::testing::TestWithParam<Variant> {};
 INSTANTIATE_TEST_SUITE_P(Casting, RmsNorm,
                          ::testing::Values(Variant{"llama", 0.0}, Variant{"gemma", 1.0}, Variant{"none", 0.0},
