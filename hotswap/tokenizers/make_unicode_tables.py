@@ -1,11 +1,15 @@
-"""Writes unicode_tables.cpp: the character classes that the `tokenizers` library has inside, read off its behaviour.
+"""Writes the character classes that the `tokenizers` library has inside, read off its behaviour.
 
-    python make_unicode_tables.py > unicode_tables.cpp && clang-format -i unicode_tables.cpp
+    python make_unicode_tables.py classes > unicode_tables.cpp
+    python make_unicode_tables.py normalization > unicode_normalization_tables.cpp
+    clang-format -i unicode_tables.cpp unicode_normalization_tables.cpp
 
 The library's classes are of several versions of Unicode (its punctuation is of 8.0), so no table of characters has
 them. Every code point goes through a single component of the library, and what becomes of it shows its class.
 """
 
+import re
+import sys
 import unicodedata
 
 import tokenizers
@@ -50,6 +54,11 @@ def combining():
         if nfd.normalize_str("b" + chr(c) + low)[1:2] == low or nfd.normalize_str("b" + high + chr(c))[-1:] == high
         if chr(c) not in (low, high)
     ] + [ord(low), ord(high)]  # fmt: skip
+
+
+def decomposed_by(normalizer):
+    """What is no longer itself: what newer versions of Unicode decompose stays whole here."""
+    return [c for c in POINTS if normalizer.normalize_str(chr(c)) != chr(c)]
 
 
 def late_lowercase():
@@ -101,7 +110,36 @@ def array(name, comment, rows, kind="CodePointRange"):
     return f"// {comment}\nconstexpr {kind} {name}[] = {{{items}}};"
 
 
+def classes():
+    clean = normalizers.BertNormalizer(**{**BERT, "clean_text": True})
+    accents = normalizers.BertNormalizer(**{**BERT, "strip_accents": True})
+    return [
+        ("punctuation_ranges", array("kPunctuation", "The pre-tokenizer Punctuation.", ranges(punctuation()))),
+        ("control_ranges", array("kRemovedByClean", "What clean_text of BertNormalizer removes.", ranges(removed_by(clean)))),
+        ("nonspacing_ranges", array("kNonspacing", "What strip_accents of BertNormalizer removes.", ranges(removed_by(accents)))),
+        ("mark_ranges", array("kMark", "What StripAccents removes.", ranges(removed_by(normalizers.StripAccents())))),
+        ("script_ranges", array("kScripts", "The scripts of UnicodeScripts, by number.", scripts(), "ScriptRange")),
+        ("joining_ranges", array("kJoining", "What joins a letter before it to one grapheme.", ranges(joining()))),
+        ("late_lowercase_ranges", array("kLateLowercase", "Lower case that came after Unicode 14.", late_lowercase(), "LowercaseRange")),
+    ]  # fmt: skip
+
+
+def normalization():
+    return [
+        ("combining_ranges", array("kCombining", "A combining class that is not 0, in the library's tables.", ranges(sorted(combining())))),
+        ("decomposed_ranges", array("kDecomposed", "What NFD decomposes.", ranges(decomposed_by(normalizers.NFD())))),
+        ("compatible_ranges", array("kCompatible", "What NFKD decomposes.", ranges(decomposed_by(normalizers.NFKD())))),
+    ]  # fmt: skip
+
+
+def function(name, table):
+    row, array_name = re.search(r"constexpr (\w+) (\w+)\[\]", table).groups()
+    kind = "CodePointRanges" if row == "CodePointRange" else f"std::span<const {row}>"
+    return f"{kind} {name}() {{ return {array_name}; }}"
+
+
 def main():
+    tables = {"classes": classes, "normalization": normalization}[sys.argv[1]]()
     print(
         f"""// Made by make_unicode_tables.py from the behaviour of the Python package tokenizers {tokenizers.__version__}.
 #include "hotswap/tokenizers/unicode_tables.h"
@@ -110,30 +148,10 @@ namespace hotswap::tokenizers {{
 namespace {{
 """
     )
-    clean = normalizers.BertNormalizer(**{**BERT, "clean_text": True})
-    accents = normalizers.BertNormalizer(**{**BERT, "strip_accents": True})
-    print(array("kPunctuation", "The pre-tokenizer Punctuation.", ranges(punctuation())))
-    print(array("kRemovedByClean", "What clean_text of BertNormalizer removes.", ranges(removed_by(clean))))
-    print(array("kNonspacing", "What strip_accents of BertNormalizer removes.", ranges(removed_by(accents))))
-    print(array("kMark", "What StripAccents removes.", ranges(removed_by(normalizers.StripAccents()))))
-    print(array("kScripts", "The scripts of UnicodeScripts, by number.", scripts(), "ScriptRange"))
-    print(array("kJoining", "What joins a letter before it to one grapheme.", ranges(joining())))
-    print(array("kCombining", "A combining class that is not 0, in the library's tables.", ranges(sorted(combining()))))
-    print(array("kLateLowercase", "Lower case that came after Unicode 14.", late_lowercase(), "LowercaseRange"))
-    print(
-        """}  // namespace
-
-CodePointRanges punctuation_ranges() { return kPunctuation; }
-CodePointRanges control_ranges() { return kRemovedByClean; }
-CodePointRanges nonspacing_ranges() { return kNonspacing; }
-CodePointRanges mark_ranges() { return kMark; }
-CodePointRanges joining_ranges() { return kJoining; }
-CodePointRanges combining_ranges() { return kCombining; }
-std::span<const ScriptRange> script_ranges() { return kScripts; }
-std::span<const LowercaseRange> late_lowercase_ranges() { return kLateLowercase; }
-
-}  // namespace hotswap::tokenizers"""
-    )
+    print(*(table for _, table in tables), sep="\n")
+    print("\n}  // namespace\n")
+    print(*(function(*table) for table in tables), sep="\n")
+    print("\n}  // namespace hotswap::tokenizers")
 
 
 if __name__ == "__main__":

@@ -23,16 +23,10 @@ uint8_t combining_class(char32_t c) {
              : static_cast<uint8_t>(utf8proc_get_property(static_cast<utf8proc_int32_t>(c))->combining_class);
 }
 
-// The library's tables are of Unicode 11: compatibility characters that came later stay whole in NFKC and NFKD.
-bool newer_than_library(char32_t c) {
-  return c == 0x32FF || (c >= 0xA7F1 && c <= 0xA7F4) || c == 0xAB69 || (c >= 0x10781 && c <= 0x107BA) ||
-         (c >= 0x1E030 && c <= 0x1E06D) || (c >= 0x1FBF0 && c <= 0x1FBF9) || (c >= 0x1CCD6 && c <= 0x1CCF9);
-}
-
-// Characters since Unicode 12 that are two others: the library neither decomposes nor composes them.
-bool newer_composite(char32_t c) {
-  return c == 0x11938 || c == 0x105C9 || c == 0x105E4 || (c >= 0x11383 && c <= 0x11391) ||
-         (c >= 0x113C5 && c <= 0x113C8) || (c >= 0x16121 && c <= 0x16128) || (c >= 0x16D68 && c <= 0x16D6A);
+// Whether the library decomposes it: its tables are older than utf8proc's, and what came later stays whole.
+bool decomposes(char32_t c, bool compatible) {
+  static const CodePointSet kDecomposed(decomposed_ranges()), kCompatible(compatible_ranges());
+  return compatible ? kCompatible.has(c) : kDecomposed.has(c);
 }
 
 std::vector<Decomposed> decompose(std::string_view text, bool compatible) {
@@ -49,8 +43,7 @@ std::vector<Decomposed> decompose(std::string_view text, bool compatible) {
     at += point.size;
     utf8proc_int32_t parts[32] = {static_cast<utf8proc_int32_t>(point.value)};
     utf8proc_ssize_t count = 1;
-    const bool whole = newer_composite(point.value) || (compatible && newer_than_library(point.value));
-    if (point.value >= 0x80 && !whole) {
+    if (point.value >= 0x80 && decomposes(point.value, compatible)) {
       int last_boundclass = 0;
       const auto options = static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0));
       count = utf8proc_decompose_char(parts[0], parts, 32, options, &last_boundclass);
@@ -73,7 +66,7 @@ char32_t compose(char32_t first, char32_t second) {
   const auto options = static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE);
   if (utf8proc_normalize_utf32(pair, 2, options) != 1) return 0;
   const auto joined = static_cast<char32_t>(pair[0]);
-  return newer_composite(joined) ? 0 : joined;
+  return decomposes(joined, /*compatible=*/false) ? joined : 0;  // it composes what it decomposes
 }
 
 std::vector<NewPoint> recompose(const std::vector<Decomposed>& in) {

@@ -26,6 +26,8 @@ CodePointRanges nonspacing_ranges();   // Mn of Unicode 8.0
 CodePointRanges mark_ranges();         // M*
 CodePointRanges joining_ranges();      // of one grapheme with a letter before: Extend, SpacingMark, ZWJ
 CodePointRanges combining_ranges();    // combining class other than 0, in Unicode 11
+CodePointRanges decomposed_ranges();   // that NFD decomposes, in Unicode 11
+CodePointRanges compatible_ranges();   // that NFKD decomposes, in Unicode 11
 std::span<const ScriptRange> script_ranges();
 std::span<const LowercaseRange> late_lowercase_ranges();  // of letters since Unicode 15
 
