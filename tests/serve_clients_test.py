@@ -76,6 +76,14 @@ class Server:
         assert self.process.wait(60) == 0, self.process.stderr.read()
 
 
+def fits(kind, *answers) -> None:
+    """The client takes any JSON; here each field that a type of its demands must be there, and be of its type."""
+    from pydantic import TypeAdapter
+
+    for answer in answers:
+        TypeAdapter(kind).validate_python(answer.to_dict(mode="json"))
+
+
 def structured(client, name: str) -> None:
     """Schemas, parse() and tools; nothing where the server has no grammar library."""
     import json
@@ -132,6 +140,8 @@ def responses(client, name: str) -> None:
     events = list(client.responses.create(**call, stream=True))
     assert [e.sequence_number for e in events] == list(range(len(events)))
     kinds = [e.type for e in events]
+    fits(openai.types.responses.Response, whole)
+    fits(openai.types.responses.ResponseStreamEvent, *events)
     assert kinds[:4] == ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"], kinds
     assert kinds[-4:] == ["response.output_text.done", "response.content_part.done", "response.output_item.done", "response.incomplete"], kinds
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text == events[-1].response.output_text
@@ -157,6 +167,8 @@ def responses(client, name: str) -> None:
 def structured_responses(client, name: str) -> None:
     import json
 
+    import openai
+
     tool = {"type": "function", "name": "set", "parameters": {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}}
     call = dict(model=name, input="Hi", temperature=0, max_output_tokens=200)
     forced = dict(tools=[tool], tool_choice={"type": "function", "name": "set"})
@@ -165,6 +177,8 @@ def structured_responses(client, name: str) -> None:
     with client.responses.stream(**call, **forced) as events:
         final = events.get_final_response()
     assert final.output[0].arguments == whole.output[0].arguments and final.status == "completed", final
+    fits(openai.types.responses.Response, whole)
+    fits(openai.types.responses.ResponseStreamEvent, *client.responses.create(**call, **forced, stream=True))
     history = [{"role": "user", "content": "Hi"}, whole.output[0].model_dump(),
                {"type": "function_call_output", "call_id": whole.output[0].call_id, "output": "done"}]  # fmt: skip
     form = {"format": {"type": "json_schema", "name": "n", "schema": tool["parameters"]}}
@@ -186,6 +200,8 @@ def steps(url: str) -> None:
     chunks = list(client.chat.completions.create(**call, temperature=0, stream=True, stream_options={"include_usage": True}))
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == text
     assert chunks[0].choices[0].delta.role == "assistant" and chunks[-1].usage == whole.usage, chunks[-1]
+    fits(openai.types.chat.ChatCompletion, whole)
+    fits(openai.types.chat.ChatCompletionChunk, *chunks)
     print(f"openai {openai.__version__}: chat, whole and as a stream")
 
     drawn = [client.chat.completions.create(**call, temperature=1, seed=5, n=2) for _ in range(2)]

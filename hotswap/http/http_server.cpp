@@ -18,6 +18,7 @@ using Milliseconds = std::chrono::milliseconds;
 constexpr Milliseconds kLinger{1000};    // for a client that still sends what was refused
 constexpr Milliseconds kStopCheck{500};  // how soon an idle connection sees that the server stops
 constexpr size_t kLingerBytes = 64 << 20;
+constexpr size_t kKeepAliveRequests = 1000000;  // of a connection: no limit, and the header has a number
 
 thread_local socket_t current_socket = INVALID_SOCKET;
 thread_local bool close_after = false;
@@ -124,6 +125,12 @@ void close_gently(socket_t socket) {
 }
 
 }  // namespace
+
+HttpServer::HttpServer(const HttpTimeouts& timeouts) : timeouts_(timeouts) {
+  // What the header Keep-Alive promises; httplib's own is 5 s and 5 requests, and clients act on it.
+  set_keep_alive_timeout(std::chrono::duration_cast<std::chrono::seconds>(timeouts.keep_alive).count());
+  set_keep_alive_max_count(kKeepAliveRequests);
+}
 
 bool HttpServer::process_and_close_socket(socket_t socket) {
   Connection connection(socket, timeouts_, svr_sock_);

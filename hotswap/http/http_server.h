@@ -17,7 +17,7 @@ struct HttpTimeouts {
 
 class HttpServer : public httplib::Server {
  public:
-  explicit HttpServer(const HttpTimeouts& timeouts) : timeouts_(timeouts) {}
+  explicit HttpServer(const HttpTimeouts& timeouts);
 
  private:
   bool process_and_close_socket(socket_t socket) override;

@@ -6,12 +6,9 @@ std::string ChunkEvents::pieces(const std::vector<std::pair<size_t, TextPiece>>&
   std::string out;
   if (!begun_ && !pieces.empty()) {
     begun_ = true;
-    for (size_t choice = 0; choice < offsets_.size(); ++choice) out += format_.first(choice, include_usage_);
+    for (size_t choice = 0; choice < choices_; ++choice) out += format_.first(choice, include_usage_);
   }
-  for (const auto& [choice, piece] : pieces) {
-    out += format_.piece(choice, piece, offsets_[choice], include_usage_);
-    offsets_[choice] += characters(piece.text);
-  }
+  for (const auto& [choice, piece] : pieces) out += format_.piece(choice, piece, include_usage_);
   return out;
 }
 

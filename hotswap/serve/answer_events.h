@@ -22,7 +22,7 @@ class AnswerEvents {
 class ChunkEvents : public AnswerEvents {
  public:
   ChunkEvents(AnswerFormat format, size_t choices, bool include_usage)
-      : format_(std::move(format)), include_usage_(include_usage), offsets_(choices) {}
+      : format_(std::move(format)), include_usage_(include_usage), choices_(choices) {}
   std::string pieces(const std::vector<std::pair<size_t, TextPiece>>& pieces) override;
   std::string end(const Usage& usage) override;
   std::string failed(const ApiError& error) override { return "data: " + error.json() + "\n\n"; }
@@ -30,7 +30,7 @@ class ChunkEvents : public AnswerEvents {
  private:
   AnswerFormat format_;
   const bool include_usage_;
-  std::vector<int64_t> offsets_;  // characters of each choice so far
+  const size_t choices_;
   bool begun_ = false;
 };
 

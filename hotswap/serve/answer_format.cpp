@@ -111,11 +111,10 @@ OutJson AnswerFormat::chat_logprobs(const std::vector<ShownToken>& tokens) const
 }
 
 // The form of before there were chats: parallel lists.
-OutJson AnswerFormat::text_logprobs(const Answer& answer, int64_t offset) const {
+OutJson AnswerFormat::text_logprobs(const Answer& answer) const {
   OutJson tokens = OutJson::array(), logprobs = OutJson::array(), top = OutJson::array(), offsets = OutJson::array();
-  const auto add = [&](int64_t id, const TokenLogprobs* values) {
-    const std::string text = grammar::TokenTexts(tokenizer_).of(id).text;
-    tokens.push_back(text);
+  const auto add = [&](int64_t id, const TokenLogprobs* values, int64_t offset) {
+    tokens.push_back(grammar::TokenTexts(tokenizer_).of(id).text);
     logprobs.push_back(values == nullptr ? OutJson() : OutJson(finite(values->logprob)));
     OutJson best = values == nullptr ? OutJson() : OutJson::object();
     if (values != nullptr) {
@@ -126,13 +125,13 @@ OutJson AnswerFormat::text_logprobs(const Answer& answer, int64_t offset) const 
     }
     top.push_back(std::move(best));
     offsets.push_back(offset);
-    offset += characters(text);
   };
   for (size_t i = 0; i < answer.prompt.size(); ++i) {
     const bool has = i > 0 && i - 1 < answer.prompt_logprobs.size();
-    add(answer.prompt[i], has ? &answer.prompt_logprobs[i - 1] : nullptr);
+    add(answer.prompt[i], has ? &answer.prompt_logprobs[i - 1] : nullptr, answer.prompt_offsets[i]);
   }
-  for (const ShownToken& token : answer.tokens) add(token.id, &token.logprobs);
+  const int64_t echoed = characters(answer.prompt_text);
+  for (const ShownToken& token : answer.tokens) add(token.id, &token.logprobs, echoed + token.offset);
   return {{"tokens", tokens}, {"token_logprobs", logprobs}, {"top_logprobs", top}, {"text_offset", offsets}};
 }
 
@@ -146,7 +145,7 @@ std::string AnswerFormat::whole(const std::vector<Answer>& answers, const Usage&
     } else {
       choice["text"] = answer.prompt_text + answer.text;
     }
-    choice["logprobs"] = !logprobs_ ? OutJson() : chat_ ? chat_logprobs(answer.tokens) : text_logprobs(answer, 0);
+    choice["logprobs"] = !logprobs_ ? OutJson() : chat_ ? chat_logprobs(answer.tokens) : text_logprobs(answer);
     choice["finish_reason"] = answer.finish_reason;
     if (!answer.invalid.empty()) choice[kInvalid] = answer.invalid;
     choices.push_back(std::move(choice));
@@ -167,13 +166,13 @@ std::string AnswerFormat::first(size_t choice, bool null_usage) const {
   return event(body);
 }
 
-OutJson AnswerFormat::logprobs_of(const TextPiece& piece, int64_t offset) const {
+OutJson AnswerFormat::logprobs_of(const TextPiece& piece) const {
   if (!logprobs_ || piece.tokens.empty()) return nullptr;
-  return chat_ ? chat_logprobs(piece.tokens) : text_logprobs({.tokens = piece.tokens}, offset);
+  return chat_ ? chat_logprobs(piece.tokens) : text_logprobs({.tokens = piece.tokens});
 }
 
 // The text of a piece and the end of an answer are two chunks, as clients expect them.
-std::string AnswerFormat::piece(size_t choice, const TextPiece& piece, int64_t text_offset, bool null_usage) const {
+std::string AnswerFormat::piece(size_t choice, const TextPiece& piece, bool null_usage) const {
   std::string out;
   const auto add = [&](const OutJson& delta, const OutJson& text, const OutJson& logprobs, const OutJson& reason) {
     OutJson body = head(/*chunk=*/true), entry = {{"index", choice}};
@@ -186,7 +185,7 @@ std::string AnswerFormat::piece(size_t choice, const TextPiece& piece, int64_t t
     out += event(body);
   };
   if (!piece.text.empty() || !piece.tokens.empty() || !piece.parts.empty()) {
-    const OutJson logprobs = logprobs_of(piece, text_offset);
+    const OutJson logprobs = logprobs_of(piece);
     if (piece.parts.empty()) add({{"content", piece.text}}, piece.text, logprobs, nullptr);
     for (size_t i = 0; i < piece.parts.size(); ++i) {
       add(delta_json(piece.parts[i]), "", i == 0 ? logprobs : OutJson(), nullptr);

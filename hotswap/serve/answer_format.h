@@ -26,7 +26,7 @@ struct Answer {  // one choice, whole
   std::vector<ShownToken> tokens;
   std::string finish_reason, invalid;
   // Of an echoed prompt: its tokens, with the logprobs of all but the first where they are reported.
-  std::vector<int64_t> prompt;
+  std::vector<int64_t> prompt, prompt_offsets;
   std::vector<TokenLogprobs> prompt_logprobs;
   std::string prompt_text;
 };
@@ -37,15 +37,14 @@ class AnswerFormat {
   std::string whole(const std::vector<Answer>& answers, const Usage& usage) const;
   // Events of a stream, "data: {...}\n\n" each.
   std::string first(size_t choice, bool null_usage) const;  // of a chat: the role; else nothing
-  // `text_offset`: characters of the answer before this piece
-  std::string piece(size_t choice, const TextPiece& piece, int64_t text_offset, bool null_usage) const;
+  std::string piece(size_t choice, const TextPiece& piece, bool null_usage) const;
   std::string usage(const Usage& usage) const;
 
  private:
   OutJson head(bool chunk) const;
   OutJson chat_logprobs(const std::vector<ShownToken>& tokens) const;
-  OutJson text_logprobs(const Answer& answer, int64_t offset) const;
-  OutJson logprobs_of(const TextPiece& piece, int64_t offset) const;
+  OutJson text_logprobs(const Answer& answer) const;
+  OutJson logprobs_of(const TextPiece& piece) const;
   const Tokenizer& tokenizer_;
   bool chat_, logprobs_;
   std::string id_, model_;

@@ -41,8 +41,12 @@ TextPiece AnswerText::push(const TokenEvent& event) {
   if (ended_) return piece;
   ++tokens_;
   const bool is_end = event.finish == Finish::kEos;
-  if (event.logprobs && !is_end) shown_.push_back({event.id, *event.logprobs});
-  if (!is_end || rules_.include_stop) piece.text = scanner_.push(stream_.push(event.id));
+  if (event.logprobs && !is_end) shown_.push_back({event.id, *event.logprobs, characters_});
+  if (!is_end || rules_.include_stop) {
+    const std::string more = stream_.push(event.id);
+    characters_ += characters(more);
+    piece.text = scanner_.push(more);
+  }
   if (event.finish != Finish::kNot && !scanner_.stopped()) piece.text += scanner_.push(stream_.finish());
   ended_ = event.finish != Finish::kNot || scanner_.stopped();
   if (ended_) {
@@ -55,6 +59,17 @@ TextPiece AnswerText::push(const TokenEvent& event) {
 
 int64_t characters(std::string_view utf8) {
   return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; });
+}
+
+std::vector<int64_t> text_offsets(const Tokenizer& tokenizer, std::span<const int64_t> ids, bool skip_special_tokens) {
+  StreamDecoder stream(tokenizer, skip_special_tokens);
+  std::vector<int64_t> offsets;
+  int64_t before = 0;
+  for (const int64_t id : ids) {
+    offsets.push_back(before);
+    before += characters(stream.push(id));
+  }
+  return offsets;
 }
 
 }  // namespace hotswap::serve

@@ -33,6 +33,7 @@ class StopScanner {
 struct ShownToken {  // for the lists of logprobs
   int64_t id = 0;
   TokenLogprobs logprobs;
+  int64_t offset = 0;  // where it begins: characters of the answer before it
 };
 
 struct TextPiece {
@@ -59,10 +60,12 @@ class AnswerText {
   StopScanner scanner_;
   const TextRules rules_;
   std::vector<ShownToken> shown_;  // of text that was kept back
-  int64_t tokens_ = 0;
+  int64_t tokens_ = 0, characters_ = 0;
   bool ended_ = false;
 };
 
 int64_t characters(std::string_view utf8);  // code points, in which clients count
+// Where each token of a text begins, in characters; within one, where that one begins.
+std::vector<int64_t> text_offsets(const Tokenizer& tokenizer, std::span<const int64_t> ids, bool skip_special_tokens);
 
 }  // namespace hotswap::serve

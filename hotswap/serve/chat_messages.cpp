@@ -9,7 +9,7 @@ using OutJson = nlohmann::ordered_json;
 
 constexpr size_t kMaxMessages = 4096;
 
-// A text, or a list of parts of type text, joined by line ends.
+// A text, or a list of parts of type text, joined by line ends. An assistant's refusal is text as well.
 OutJson content_of(const Json& content, const std::string& where) {
   if (content.is_string()) return content.raw();
   if (!content.is_array()) {
@@ -19,11 +19,11 @@ OutJson content_of(const Json& content, const std::string& where) {
   const char* before = "";
   for (const Json& part : content.elements()) {
     const std::string type = part.is_object() ? part.get<std::string>("type", "") : "";
-    if (type != "text") {
+    if (type != "text" && type != "refusal") {
       bad_request({cat("parts of type text in ", where), type.empty() ? came(part.raw()) : type.substr(0, 80),
                    "send {\"type\": \"text\", \"text\"}: this server reads text only", where});
     }
-    text += before + part.at<std::string>("text");
+    text += before + part.at<std::string>(type);
     before = "\n";
   }
   return text;

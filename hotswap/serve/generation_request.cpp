@@ -230,7 +230,7 @@ GenerationRequest read_chat_request(const std::string& text, const ServedModel& 
   read_common(body, model, request);
   const bool logprobs = body.flag("logprobs");
   const auto top = body.integer("top_logprobs", 0, kMaxTopLogprobs);
-  if (top && !logprobs) {
+  if (top.value_or(0) > 0 && !logprobs) {
     bad_request({"logprobs true beside top_logprobs", "no logprobs", "send \"logprobs\": true", "top_logprobs"});
   }
   if (logprobs) request.sampling.logprobs = std::min(top.value_or(0), model.vocab());

@@ -160,6 +160,26 @@ TEST_F(Load, SlowReadersDelayNoOthers) {
   expect_nothing_left();
 }
 
+// Chunks would be text to a client of HTTP/1.0: its answer ends with the connection. The header
+// Keep-Alive of a newer one has how long a connection really lasts.
+TEST_F(Load, OldClientsHaveStreamsWithoutChunks) {
+  const OutJson body = {{"prompt", "ab"}, {"max_tokens", 3}, {"stream", true}};
+  for (const char* kept : {"", "Connection: Keep-Alive\r\n"}) {
+    std::string old = request(body);
+    old.replace(old.find("HTTP/1.1\r\n"), 10, cat("HTTP/1.0\r\n", kept));
+    const int fd = connected(old);
+    std::string text, more;
+    while (!(more = read_some(fd)).empty()) text += more;
+    ::close(fd);
+    EXPECT_EQ(text.find("Transfer-Encoding"), std::string::npos) << text;
+    EXPECT_NE(text.find("\r\n\r\ndata: {"), std::string::npos) << text;
+    EXPECT_TRUE(text.ends_with("}\n\ndata: [DONE]\n\n")) << text;
+  }
+  auto newer = client();
+  newer.set_keep_alive(true);
+  EXPECT_TRUE(newer.Get("/health")->get_header_value("Keep-Alive").starts_with("timeout=75, "));
+}
+
 // Streaming or not: what is generated for a client that has left is freed within two steps of its leaving.
 TEST_F(Load, ALeavingClientIsFreed) {
   for (const bool stream : {true, false}) {

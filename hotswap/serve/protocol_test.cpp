@@ -125,6 +125,26 @@ TEST_F(Protocol, EchoScoresThePrompt) {
               choice["logprobs"]["token_logprobs"][4].get<double>(), 1e-4);
 }
 
+// Whole, echoed and in pieces: where a token begins in the text, also of a text of broken characters.
+TEST_F(Protocol, OffsetsOfLogprobsAreOfTheText) {
+  const OutJson scored = complete("h\u00e9llo", {{"max_tokens", 0}, {"echo", true}, {"logprobs", 1}});
+  EXPECT_EQ(scored["choices"][0]["logprobs"]["text_offset"], (OutJson{0, 1, 1, 2, 3, 4}));
+  const OutJson more = {{"max_tokens", 40}, {"temperature", 3}, {"seed", 1}, {"logprobs", 0}, {"ignore_eos", true}};
+  const OutJson whole = complete("h\u00e9llo", more)["choices"][0]["logprobs"];
+  OutJson echo = more, body = more, pieces = OutJson::array(), moved = OutJson::array();
+  echo["echo"] = true;
+  for (const OutJson& offset : whole["text_offset"]) moved.push_back(offset.get<int64_t>() + 5);
+  const OutJson echoed = complete("h\u00e9llo", echo)["choices"][0]["logprobs"]["text_offset"];
+  EXPECT_EQ(OutJson(std::vector<OutJson>(echoed.begin() + 6, echoed.end())), moved);
+  body.update({{"prompt", "h\u00e9llo"}, {"stream", true}});
+  for (const OutJson& chunk : events("/v1/completions", body)) {
+    const OutJson& logprobs = chunk["choices"][0]["logprobs"];
+    if (!logprobs.is_null())
+      pieces.insert(pieces.end(), logprobs["text_offset"].begin(), logprobs["text_offset"].end());
+  }
+  EXPECT_EQ(pieces, whole["text_offset"]);
+}
+
 TEST_F(Protocol, PromptsInEveryForm) {
   const std::string of_text = complete("abc", {{"max_tokens", 6}})["choices"][0]["text"];
   const OutJson ids = {97, 98, 99};
@@ -169,6 +189,8 @@ TEST_F(Protocol, SmallEndpoints) {
       {{"role", "user"}, {"content", {{{"type", "text"}, {"text", "a"}}, {{"type", "text"}, {"text", "b"}}}}}};
   EXPECT_EQ(post("/apply_template", {{"messages", messages}})["prompt"],
             "<|system|>Be<|end|><|user|>a\nb<|end|><|assistant|>");
+  const OutJson refusal = {{"role", "assistant"}, {"content", {{{"type", "refusal"}, {"refusal", "No."}}}}};
+  EXPECT_EQ(post("/apply_template", {{"messages", {refusal}}})["prompt"], "<|assistant|>No.<|end|><|assistant|>");
   chat({{"max_tokens", 3}});
   expect_nothing_left();
   expect_has(http.Get("/metrics")->body,
@@ -200,6 +222,7 @@ TEST_F(Protocol, RefusalsNameTheField) {
   EXPECT_EQ(param({{"n", 0}}), "n");
   EXPECT_EQ(param({{"n", 17}}), "n");
   EXPECT_EQ(param({{"top_logprobs", 3}}), "top_logprobs");
+  chat({{"top_logprobs", 0}, {"logprobs", false}, {"max_tokens", 1}});
   EXPECT_EQ(param({{"logit_bias", {{"999", 1}}}}), "logit_bias");
   EXPECT_EQ(param({{"stop", ""}}), "stop");
   EXPECT_EQ(param({{"audio", OutJson::object()}}), "audio");

@@ -1,5 +1,7 @@
 #include "hotswap/serve/responses_request.h"
 
+#include <algorithm>
+
 namespace hotswap::serve {
 namespace {
 
@@ -34,13 +36,14 @@ OutJson item_content(const Json& content, const std::string& where) {
   OutJson parts = OutJson::array();
   for (const Json& part : content.elements()) {
     const std::string type = part.is_object() ? part.get<std::string>("type", "") : "";
-    const bool has_text = type == "input_text" || type == "output_text" || type == "reasoning_text" || type == "text";
+    const bool has_text = type == "input_text" || type == "output_text" || type == "reasoning_text" || type == "text" ||
+                          type == "refusal";
     if (!has_text) {
       bad_request({cat("parts of type input_text or output_text in ", where),
                    type.empty() ? came(part.raw()) : type.substr(0, 80),
                    "send {\"type\": \"input_text\", \"text\"}: this server reads text only", where});
     }
-    parts.push_back({{"type", "text"}, {"text", part.at<std::string>("text")}});
+    parts.push_back({{"type", "text"}, {"text", part.at<std::string>(type == "refusal" ? type : "text")}});
   }
   return parts;
 }
@@ -168,6 +171,14 @@ void refuse_state(RequestBody& body) {
   }
 }
 
+// What else an answer should have: of the things that one of this server has, only the logprobs of a text.
+void refuse_includes(RequestBody& body) {
+  const auto include = body.get<std::vector<std::string>>("include").value_or(std::vector<std::string>());
+  if (std::find(include.begin(), include.end(), "message.output_text.logprobs") == include.end()) return;
+  bad_request({"include without message.output_text.logprobs", "it", "use /v1/chat/completions, which has logprobs",
+               "include", "unsupported_parameter"});
+}
+
 // The name of a chat's field in this protocol.
 std::string field_of(const std::string& chat_field) {
   for (const auto& [theirs, ours] : {std::pair{"messages", "input"},
@@ -184,6 +195,7 @@ std::string field_of(const std::string& chat_field) {
 ResponsesRequest read_responses_request(const std::string& text, const ServedModel& model) {
   RequestBody body(text);
   refuse_state(body);
+  refuse_includes(body);
   OutJson chat = {{"messages", messages_of(body)}};
   for (const char* field : kSame) {
     if (const auto value = body.json(field)) chat[field] = value->raw();
@@ -197,7 +209,7 @@ ResponsesRequest read_responses_request(const std::string& text, const ServedMod
   add_response_tools(body, chat);
   add_format(body, chat);
   body.ignore({"store", "metadata", "user", "service_tier", "safety_identifier", "prompt_cache_key",
-               "prompt_cache_retention", "include", "max_tool_calls", "stream_options"});
+               "prompt_cache_retention", "max_tool_calls", "stream_options"});
   ResponsesRequest request;
   try {
     request.generation = read_chat_request(dump(chat), model);

@@ -72,9 +72,11 @@ void add_echo(const ServedModel& model, EngineLoop& engine, const GenerationRequ
     std::vector<TokenLogprobs> logprobs;
     if (request.sampling.logprobs) logprobs = score_prompt(engine, prompt, request, left);
     const std::string text = model.tokenizer.decode(prompt, request.text.skip_special_tokens);
+    const auto offsets = text_offsets(model.tokenizer, prompt, request.text.skip_special_tokens);
     for (size_t k = 0; k < n; ++k) {
       Answer& answer = answers[i * n + k];
       answer.prompt = prompt;
+      answer.prompt_offsets = offsets;
       answer.prompt_logprobs = logprobs;
       answer.prompt_text = text;
     }

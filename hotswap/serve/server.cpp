@@ -259,7 +259,7 @@ struct Server::Impl {
 
   void generate(const Request& from, GenerationRequest request, Response& response) {
     prepare(from, request);
-    if (request.stream) return stream(request, chunk_events(model, request), response);
+    if (request.stream) return stream(from, request, chunk_events(model, request), response);
     answer_whole(response, [&](const Left& left) { return whole_answer(model, engine, request, left); });
   }
 
@@ -267,7 +267,7 @@ struct Server::Impl {
     prepare(from, request.generation);
     if (request.generation.stream) {
       auto events = std::make_unique<ResponsesEvents>(request.settings, request.generation.model.name);
-      return stream(request.generation, std::move(events), response);
+      return stream(from, request.generation, std::move(events), response);
     }
     answer_whole(response, [&](const Left& left) { return whole_response(model, engine, request, left); });
   }
@@ -290,19 +290,24 @@ struct Server::Impl {
     response.set_content(answer, "application/json");
   }
 
-  void stream(const GenerationRequest& request, std::unique_ptr<AnswerEvents> events, Response& response) {
+  void stream(const Request& from, const GenerationRequest& request, std::unique_ptr<AnswerEvents> events,
+              Response& response) {
     const auto running = std::make_shared<Active>(active);
     const ClientConnection client = ClientConnection::current();
     const auto stream = std::make_shared<AnswerStream>(model, engine, request, std::move(events));
     response.set_header("Cache-Control", "no-cache");
     response.set_header("X-Accel-Buffering", "no");
-    response.set_chunked_content_provider(
-        "text/event-stream", [stream, running, client](size_t, httplib::DataSink& sink) {
-          const auto write = [&](const std::string& text) { return sink.write(text.data(), text.size()); };
-          if (!stream->next(write, [&] { return client.has_left(); })) return false;
-          if (stream->ended()) sink.done();
-          return true;
-        });
+    const auto next = [stream, running, client](size_t, httplib::DataSink& sink) {
+      const auto write = [&](const std::string& text) { return sink.write(text.data(), text.size()); };
+      if (!stream->next(write, [&] { return client.has_left(); })) return false;
+      if (stream->ended()) sink.done();
+      return true;
+    };
+    if (from.version != "HTTP/1.0") return response.set_chunked_content_provider("text/event-stream", next);
+    // It knows no chunks: the answer ends with its connection.
+    ClientConnection::close_after_answer();
+    response.set_header("Connection", "close");
+    response.set_content_provider("text/event-stream", next);
   }
 
   void compile(GenerationRequest& request) {

@@ -61,6 +61,14 @@ TEST(AnswerTexts, KeepTheBlankBetweenAPromptAndItsContinuation) {
 
 TEST(AnswerTexts, AreCountedInCharacters) { EXPECT_EQ(serve::characters("a\u00e9\U0001F600"), 3); }
 
+// Half of a character is no character, and a special token that is left out has none.
+TEST(AnswerTexts, OffsetsAreOfTheTextNotOfTheTokensTexts) {
+  const Tokenizer tokenizer = test_support::byte_tokenizer();
+  const std::vector<int64_t> ids = {test_support::kEnd, 'a', 0xC3, 0xA9, 'b', 'c'};
+  EXPECT_EQ(serve::text_offsets(tokenizer, ids, true), (std::vector<int64_t>{0, 0, 1, 1, 2, 3}));
+  EXPECT_EQ(serve::text_offsets(tokenizer, ids, false), (std::vector<int64_t>{0, 7, 8, 8, 9, 10}));
+}
+
 SampledToken drawn(const RowSampling& settings, const std::vector<float>& logits, std::vector<int64_t> tokens = {0}) {
   return RowSampler(settings, static_cast<int64_t>(logits.size())).next(logits, tokens, 1);
 }

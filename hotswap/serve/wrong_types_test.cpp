@@ -120,6 +120,15 @@ TEST_F(WrongTypes, OfWhatIsNoRequest) {
   EXPECT_EQ(wrong_method->get_header_value("Allow"), "POST");
 }
 
+// Of what a response may include, the logprobs of its text are the one thing that this server would have to write.
+TEST_F(WrongTypes, OfWhatAResponseIncludes) {
+  const OutJson body = {{"input", "Hi"}, {"max_output_tokens", 1}, {"include", {"reasoning.encrypted_content"}}};
+  EXPECT_EQ(post("/v1/responses", body)["usage"]["input_tokens_details"]["cache_write_tokens"], 0);
+  OutJson logprobs = body;
+  logprobs["include"].push_back("message.output_text.logprobs");
+  EXPECT_EQ(post("/v1/responses", logprobs, 400)["error"]["param"], "include");
+}
+
 // Each was taken for something else once.
 TEST_F(WrongTypes, AreNamedAsTheyCame) {
   const auto message = [&](const char* path, const OutJson& body) {
