@@ -9,6 +9,7 @@ and tokenizers for the model. Where pip finds no index, nothing is tested, and a
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,21 @@ def fits(kind, *answers) -> None:
 
     for answer in answers:
         TypeAdapter(kind).validate_python(answer.to_dict(mode="json"))
+
+
+def ends_while_it_loads(build: Path) -> None:
+    """A model of a Hub that takes the connection and answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as hub, tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": home, "HF_HUB_OFFLINE": "0"}
+        process = subprocess.Popen([build / "bin/hotswap", "serve", "org/name", "--port", "0"], stderr=subprocess.PIPE, env=environment)
+        try:
+            hub.settimeout(60)
+            with hub.accept()[0]:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(20) == -signal.SIGTERM, process.stderr.read()
+        finally:
+            process.kill()
+    print("SIGTERM ends it while its model is being loaded")
 
 
 def structured(client, name: str) -> None:
@@ -248,6 +264,7 @@ def main() -> None:
     if arguments.steps:
         return steps(arguments.steps)
     build = arguments.build.resolve()
+    ends_while_it_loads(build)
     client = environment(build, CLIENT)
     if client is None:
         print(f"not tested: pip cannot install {CLIENT}")

@@ -5,6 +5,7 @@
 #include <iostream>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
@@ -112,6 +113,27 @@ void print_adapters(const serve::ServedModel& served) {
   }
 }
 
+// Reading or downloading a model takes minutes: a signal that comes before there is a server ends the program as if it
+// were not blocked.
+class EndableLoading {
+ public:
+  explicit EndableLoading(const sigset_t& ends)
+      : watch_([ends](const std::stop_token& loaded) {
+          const timespec step{.tv_sec = 0, .tv_nsec = 50'000'000};
+          while (!loaded.stop_requested()) {
+            const int signal = sigtimedwait(&ends, nullptr, &step);
+            if (signal < 0) continue;
+            std::fprintf(stderr, "ended while the model was being loaded\n");
+            pthread_sigmask(SIG_UNBLOCK, &ends, nullptr);
+            raise(signal);
+          }
+        }) {}
+  void loaded() { watch_ = {}; }  // signals are of wait_and_drain() from here on
+
+ private:
+  std::jthread watch_;
+};
+
 // The first signal lets requests end; the second, or the end of that time, ends them.
 template <class AnyServer>
 void wait_and_drain(AnyServer& server, const sigset_t& ends, double drain_s) {
@@ -152,12 +174,13 @@ serve::ServerOptions options_of(const ServeFlags& flags) {
 }
 
 // Of a model that makes vectors or ranks, instead of one that generates.
-void serve_texts(serve::ServedTexts texts, const serve::ServerOptions& options, HeldPort& port, const sigset_t& ends,
-                 double drain_s) {
+void serve_texts(serve::ServedTexts texts, const serve::ServerOptions& options, HeldPort& port, EndableLoading& loading,
+                 const sigset_t& ends, double drain_s) {
   const KernelReport report = texts.model().kernel_report();
   const std::string what =
       cat(texts.names.front(), texts.encoder ? ", which makes vectors" : ", which ranks documents");
   serve::TextServer server(std::move(texts), options);
+  loading.loaded();
   port.release();
   server.start();
   std::printf("listening on %s\n", server.url().c_str());
@@ -175,18 +198,20 @@ void serve_verb(const ServeFlags& flags) {
   sigemptyset(&ends);
   for (const int signal : {SIGINT, SIGTERM}) sigaddset(&ends, signal);
   pthread_sigmask(SIG_BLOCK, &ends, nullptr);
+  EndableLoading loading(ends);
   allow_many_open_files();
   HeldPort port(options.host, options.port);  // a taken one is an error now, not when the model has been read
   options.port = port.port();
   const std::vector<std::string> names = flags.names.empty() ? std::vector{flags.model.model} : flags.names;
   if (auto texts = served_texts_of(flags.model, flags.kernels, names)) {
-    return serve_texts(*std::move(texts), options, port, ends, flags.drain_s);
+    return serve_texts(*std::move(texts), options, port, loading, ends, flags.drain_s);
   }
   serve::ServedModel model = loaded(flags);
   const bool on_cpu = model.model->device().is_cpu();
   options.engine.exact = flags.exact || (on_cpu && !flags.no_exact);
   options.engine.prefix_tokens = flags.prefix_tokens.value_or(on_cpu ? kPrefixTokens : 0);
   serve::Server server(model, options);
+  loading.loaded();
   port.release();
   server.start();
   std::printf("listening on %s\n", server.url().c_str());
