@@ -4,7 +4,7 @@
 #   torch-ext/*.cpp         op registration, torch stable ABI only
 #   tests/*_test.cpp        bin/NAME_test; bench/NAME_bench.cpp, bench/NAME_cuda_bench.cpp: bin/NAME_bench, bin/NAME_cuda_bench;
 #                           all load the built package as any host does
-#   tests/NAME_emulated.cpp bin/NAME_emulated_test: .cu files of the package, run on the CPU
+#   tests/*_emulated.cpp    bin/*_emulated_test, a program each: .cu files of the package, run on the CPU
 # tests/package_layout_test.py holds every package to this layout.
 include(cmake/isas.cmake)
 set(HOTSWAP_ISA_FLAGS_base "")
@@ -20,7 +20,7 @@ add_custom_target(benchmarks)  # `ninja benchmarks`: tests do not wait for them
 # GPU kernels on the CPU: a test that includes .cu files as C++, with stand-ins for CUDA's headers. GCC only, for
 # thread_local arrays that are declared where they are used; AddressSanitizer does not follow fibers.
 function(hotswap_emulated_test name source)
-  if(NOT EXISTS "${source}" OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR HOTSWAP_SANITIZE)
+  if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU" OR HOTSWAP_SANITIZE)
     return()
   endif()
   set(emulated "${CMAKE_SOURCE_DIR}/kernels/common/testing/emulated")
@@ -173,7 +173,11 @@ function(hotswap_kernel name)
     target_compile_options(${name}_test PRIVATE ${HOTSWAP_PCH_OPTIONS} ${HOTSWAP_TEST_OPTIONS})
     add_test(NAME kernel_${name} COMMAND ${name}_test)
   endif()
-  hotswap_emulated_test(${name}_emulated "${dir}/tests/${name}_emulated.cpp")
+  file(GLOB sources CONFIGURE_DEPENDS "${dir}/tests/*_emulated.cpp")
+  foreach(source ${sources})
+    get_filename_component(emulated "${source}" NAME_WE)
+    hotswap_emulated_test(${emulated} "${source}")
+  endforeach()
   foreach(bench ${name}_bench ${name}_cuda_bench)
     if(TARGET ${bench})
       set_target_properties(${bench} PROPERTIES EXCLUDE_FROM_ALL ON)

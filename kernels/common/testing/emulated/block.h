@@ -38,7 +38,7 @@ inline Order order = Order::kAscending;
 enum class Waits { kNot, kAtBarrier, kAtShuffle, kEnded };
 
 struct Thread {
-  ucontext_t start;  // its first run; jumps after that: swapcontext calls the kernel of the system
+  ucontext_t start;  // its first run; jumps after that, also to later blocks: contexts call the kernel of the system
   jmp_buf here;
   bool started = false;
   std::unique_ptr<char[]> stack;
@@ -76,6 +76,7 @@ class Block {
     threads_[at_].waits = what;
     if (_setjmp(threads_[at_].here) == 0) _longjmp(main_, 1);
   }
+  static void make(Thread& t);
   void resume(int thread);
   void release_barriers();
   void release_shuffles();
@@ -92,13 +93,23 @@ class Block {
 inline Block block;
 
 inline void Block::enter() {
-  try {
-    (*block.kernel_)();
-  } catch (...) {
-    block.error_ = std::current_exception();
+  for (;;) {  // once a block
+    try {
+      (*block.kernel_)();
+    } catch (...) {
+      block.error_ = std::current_exception();
+    }
+    block.wait(Waits::kEnded);
   }
-  block.threads_[block.at_].waits = Waits::kEnded;
-  _longjmp(block.main_, 1);
+}
+
+inline void Block::make(Thread& t) {
+  if (!t.stack) t.stack = std::make_unique<char[]>(kStackBytes);
+  getcontext(&t.start);
+  t.start.uc_stack = {.ss_sp = t.stack.get(), .ss_flags = 0, .ss_size = kStackBytes};
+  t.start.uc_link = nullptr;
+  makecontext(&t.start, &Block::enter, 0);
+  t.started = false;
 }
 
 inline void Block::resume(int thread) {
@@ -163,14 +174,9 @@ inline void Block::run(const std::function<void()>& kernel, dim3 index, dim3 thr
   if (int(threads_.size()) < count_) threads_.resize(count_);
   brought_.assign(count_, 0);
   for (int i = 0; i < count_; ++i) {
-    Thread& t = threads_[i];
-    if (!t.stack) t.stack = std::make_unique<char[]>(kStackBytes);
-    getcontext(&t.start);
-    t.start.uc_stack = {.ss_sp = t.stack.get(), .ss_flags = 0, .ss_size = kStackBytes};
-    t.start.uc_link = nullptr;
-    makecontext(&t.start, &Block::enter, 0);
-    t.started = false;
-    t.waits = Waits::kNot;
+    const bool ended = threads_[i].waits == Waits::kEnded;  // not where a block before was left with an error
+    if (!ended) make(threads_[i]);
+    threads_[i].waits = Waits::kNot;
   }
   for (;;) {
     bool ran = false, ended = true;

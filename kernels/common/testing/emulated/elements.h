@@ -1,6 +1,8 @@
 // What tests of emulated kernels share: elements of each type, shapes, bounds.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <random>
 
@@ -53,6 +55,26 @@ inline Elements random(std::mt19937& draw, DType type, int64_t count, int64_t sh
 inline double bound(DType type, double value, int64_t terms) {
   const double unit = type == DType::kFloat32 ? 0x1p-23 : type == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
   return unit * (std::abs(value) + 0x1p-10) + 0x1p-22 * (4 + std::sqrt(double(terms))) * (1 + std::abs(value));
+}
+
+// The rounding of a value to the type, no more than half of its last bit, and what float16 loses below its normal
+// values.
+inline double rounding(DType type, double value) {
+  const double half = type == DType::kFloat32 ? 0x1p-24 : type == DType::kBFloat16 ? 0x1p-8 : 0x1p-11;
+  return half * std::abs(value) + (type == DType::kFloat16 ? 0x1p-25 : 0.);
+}
+
+// `run` returns the bytes that it made: with the threads of bfloat16's blocks in other orders they are the same.
+template <class Run>
+void expect_same_in_every_order(DType type, const Run& run) {
+  order = Order::kAscending;
+  const auto first = run();
+  for (const Order other : {Order::kDescending, Order::kMixed}) {
+    if (type != DType::kBFloat16) break;
+    order = other;
+    EXPECT_TRUE(run() == first) << "threads in another order have other bits";
+  }
+  order = Order::kAscending;
 }
 
 struct Shape {
