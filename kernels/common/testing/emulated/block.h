@@ -216,9 +216,16 @@ inline void run_grid(const std::function<void()>& kernel, dim3 blocks, dim3 thre
 #define __forceinline__ inline
 #define __shared__ thread_local
 #define __launch_bounds__(...)
+#define __grid_constant__
+using std::isfinite;
+using std::max;
+using std::min;
 
 struct alignas(16) uint4 {
   uint32_t x, y, z, w;
+};
+struct uint2 {
+  uint32_t x, y;
 };
 struct float2 {
   float x, y;
@@ -226,6 +233,8 @@ struct float2 {
 struct alignas(16) float4 {
   float x, y, z, w;
 };
+inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 
@@ -249,6 +258,9 @@ inline unsigned __ballot_sync(unsigned mask, bool value) { return emulated::bloc
 inline void __threadfence_block() {}
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __expf(float v) { return std::exp(v); }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float v) { return std::sqrt(v); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 inline float rsqrtf(float v) { return 1.f / std::sqrt(v); }
