@@ -135,7 +135,9 @@ void check_keys(const KernelConfig& config, const std::vector<Site>& sites) {
   for (const Site& site : sites) known.insert(site.slot->layer());
   for (const auto& [key, choice] : config.kernel_mapping) {
     const auto layers = layers_of_key(key);
-    if (std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return known.contains(layer); })) continue;
+    if (key == kUpdateLayer ||
+        std::any_of(layers.begin(), layers.end(), [&](const auto& layer) { return known.contains(layer); }))
+      continue;
     throw Error({.kind = ErrorKind::kNotFound,
                  .wanted = cat("layers that the model has: ", known.empty() ? "none" : join(known)),
                  .got = cat("'", key, "' in the kernel mapping"),

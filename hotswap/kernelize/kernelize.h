@@ -31,6 +31,9 @@ struct KernelOptions {
   std::filesystem::path project = {};  // with hotswap.toml and kernels.lock; empty: HOTSWAP_PROJECT's
 };
 
+// The optimizer's layer, which no model has: a mapping for a model may name it, for its Trainer.
+inline constexpr char kUpdateLayer[] = "AdamW";
+
 class HubKernels;
 
 KernelReport kernelize(Module& model, Mode mode, const KernelOptions& options = {});

@@ -3,13 +3,13 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/argmax.h>
-#include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
 
 #include <algorithm>
@@ -87,10 +87,13 @@ Tensor Linear::with_adapters(const Tensor& y, const Tensor& x, bool has_bias) co
 }
 
 // Of [rows, tokens, in] on a CPU each row is a product of its own, of as many sums in the same order whatever the
-// number of rows: its bits do not depend on them.
+// number of rows: its bits do not depend on them. A library's batched product chooses its way by their number, and any
+// product by where its input begins: a copy begins where all copies do.
 static Tensor thin_product(const Tensor& x, const Tensor& weight, bool by_row) {
   if (!by_row) return at::linear(x, weight);
-  return at::bmm(x, weight.t().unsqueeze(0).expand({x.size(0), weight.size(1), weight.size(0)}));
+  std::vector<Tensor> rows;
+  for (int64_t row = 0; row < x.size(0); ++row) rows.push_back(at::linear(x.select(0, row).clone(), weight));
+  return at::stack(rows);
 }
 
 // In the wider of the two types, rounded once: adapters are float32 beside bfloat16 weights.

@@ -43,7 +43,7 @@ void check_model(const CausalLM& model, const TrainingArguments& a) {
 
 // Of the model's mapping only the rows of this layer.
 KernelReport bind_update(AdamW& optimizer, KernelOptions options) {
-  std::erase_if(options.config.kernel_mapping, [](const auto& row) { return row.first != "AdamW"; });
+  std::erase_if(options.config.kernel_mapping, [](const auto& row) { return row.first != kUpdateLayer; });
   KernelReport report = kernelize(optimizer.update(), Mode::INFERENCE, options);
   for (KernelRow& row : report.rows) row.name = "optimizer";
   return report;

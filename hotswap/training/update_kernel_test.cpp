@@ -27,10 +27,10 @@ int64_t updates_by_kernel(const std::string& backend) {
 }
 
 // The report's row of the update, after a run of three steps.
-KernelRow row_after_training(at::Device device) {
+KernelRow row_after_training(at::Device device, const KernelOptions& options = {}) {
   const auto model = test_support::tiny_llama();
   model->init_weights(3, at::kFloat, device);
-  model->kernelize(Mode::TRAINING);
+  model->kernelize(Mode::TRAINING, options);
   std::vector<int64_t> ids;
   for (int64_t i = 0; i < 64; ++i) ids.push_back(i % 8);
   Trainer trainer(model, {.per_device_train_batch_size = 2, .max_steps = 3}, std::make_shared<PackedDataset>(ids, 8));
@@ -61,6 +61,15 @@ TEST(UpdateKernel, IsBoundOnACpu) {
   EXPECT_EQ(row.package, "optimizer") << row.reason;
   EXPECT_EQ(row.device, "cpu");
   EXPECT_EQ(updates_by_kernel("cpu") - before, 3);
+}
+
+// The model's own mapping keeps the update stock, and has no row for it among the model's.
+TEST(UpdateKernel, IsSwitchedOffByTheModelsMapping) {
+  const int64_t before = updates_by_kernel("cpu");
+  const KernelRow row = row_after_training(at::kCPU, {.config = {.kernel_mapping = {{"AdamW", KernelRef()}}}});
+  EXPECT_FALSE(row.package);
+  EXPECT_NE(row.reason.find("mapping"), std::string::npos) << row.reason;
+  EXPECT_EQ(updates_by_kernel("cpu"), before);
 }
 
 // A mapping for GPUs leaves torch's update on a CPU, and the row has the reason.
