@@ -254,9 +254,11 @@ TEST_P(Parity, StockInBfloat16) {
   const Tensor logits = (*model)({.input_ids = case_->want("input_ids")}).logits;
   ASSERT_EQ(logits.scalar_type(), at::kBFloat16);
   const Tensor got = logits.to(at::kFloat), want = case_->want("bf16_logits").to(at::kFloat);
-  // Falcon's biases transformers adds in an operation of their own, and masks where torch has a causal form. Mamba-2's
-  // scan adds up in float32 in another order, and one value of thousands then rounds to another one.
-  const bool differs = GetParam().family == std::string("falcon") || model->config().mamba.heads > 0;
+  // Falcon's biases transformers adds in an operation of their own, and masks where torch has a causal form. GPT-2's
+  // weights it has transposed, which on CPUs without AVX-512 is another product. Mamba-2's scan adds up in float32 in
+  // another order. One value of thousands then rounds to another one.
+  const std::string family = GetParam().family;
+  const bool differs = family == "falcon" || family == "gpt2" || model->config().mamba.heads > 0;
   const bool same = at::equal(got, want);
   if (differs && !same) {  // no further from float32 than transformers, but for chance
     const Tensor exact = case_->want("logits");
