@@ -78,8 +78,9 @@ Json Json::read_toml(const std::filesystem::path& file) {
 }
 
 Json Json::step(const Node& node, std::string_view name) const {
-  // The root's `where` is the document's name, everything below is "document: a.b.c".
-  std::string where = where_ + (node_ == root_.get() ? ": " : ".");
+  // The root's `where` is the document's name, everything below is "document: a.b.c"; of flags, "the flag --a.b.c".
+  const bool is_flag = node_ == root_.get() && where_.ends_with("--");
+  std::string where = where_ + (is_flag ? "" : node_ == root_.get() ? ": " : ".");
   return Json(root_, &node, where.append(name));
 }
 

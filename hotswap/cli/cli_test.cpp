@@ -269,6 +269,9 @@ TEST_F(CliModel, TokenizeThereAndBack) {
   const Outcome plain = run("tokenize --no-special " + test_support::tiny_model().string(), text + "\n");
   EXPECT_EQ(run("tokenize --decode --no-special " + model(), plain.out).out, text + "\n");
   EXPECT_EQ(run("tokenize --decode " + model(), "one two\n").status, 1);
+  const Outcome outside = run("tokenize --decode " + model(), "[1, 99999999]\n");
+  EXPECT_EQ(outside.status, 1);
+  expect_has(outside.err, {"tokens, from 0 to ", "in stdin, line 1; got 99999999; pass ids"});
 }
 
 TEST_F(CliModel, TokenizePairsTruncatedInBatches) {

@@ -167,6 +167,7 @@ serve::ServerOptions options_of(const ServeFlags& flags) {
   if (options.engine.kv_tokens > 0 && options.engine.page_size == 0) {
     throw usage_error("--kv-tokens is of pages: give --page-size, too, for example 64");
   }
+  check_address(options.host);  // before a key is required
   if (!is_loopback(options.host) && options.api_keys.empty() && !flags.no_auth) {
     throw usage_error("--host " + options.host + " is open to other machines: give --api-key-file, or --no-auth");
   }

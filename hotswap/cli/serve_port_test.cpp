@@ -55,7 +55,13 @@ TEST(HeldPort, NamesWhatItCannotHave) {
   const Listening other;
   expect_has(message_of([&] { HeldPort(kHost, other.port()); }), {cat(other.port()), "a port that is taken"});
   expect_has(message_of([] { HeldPort("192.0.2.1", 0); }), {"192.0.2.1", "Cannot assign"});
-  expect_has(message_of([] { HeldPort("no.such.host.invalid", 0); }), {"no.such.host.invalid"});
+  expect_has(message_of([] { HeldPort("no.such.host.invalid", 0); }), {"no.such.host.invalid", "expected an address"});
+}
+
+TEST_F(Cli, ServeNamesWhatIsNoAddressBeforeItAsksForAKey) {
+  const Outcome outcome = run("serve /nowhere --host 256.0.0.1 --port 0");
+  EXPECT_EQ(outcome.status, 1);
+  expect_has(outcome.err, {"expected an address of this machine", "got '256.0.0.1': ", "; give 127.0.0.1"});
 }
 
 // The model is never opened: there is none.

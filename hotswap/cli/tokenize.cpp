@@ -41,6 +41,18 @@ std::vector<int64_t> read_ids_line(const std::string& line, int64_t number) {
   return ids;
 }
 
+// The library decodes an id without a token to nothing, as Python does; in a line of ids it is a mistake.
+void check_ids(const std::vector<int64_t>& ids, const Tokenizer& tokenizer, int64_t number) {
+  for (const int64_t id : ids) {
+    if (tokenizer.id_to_token(id)) continue;
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = cat("ids of the tokenizer's ", tokenizer.vocab_size(), " tokens, from 0 to ",
+                               tokenizer.vocab_size() - 1, ", in stdin, line ", number),
+                 .got = cat(id),
+                 .next = "pass ids that this model's tokenizer made"});
+  }
+}
+
 OutJson encoding_json(const Encoding& encoding, const TokenizeFlags& flags) {
   OutJson out = {{"ids", encoding.ids}, {"tokens", encoding.tokens}, {"offsets", encoding.offsets}};
   if (flags.pair) out["type_ids"] = encoding.type_ids;
@@ -149,6 +161,7 @@ void tokenize_verb(const TokenizeFlags& flags) {
       continue;
     }
     const auto ids = read_ids_line(line, number);
+    check_ids(ids, tokenizer, number);
     const std::string text = tokenizer.decode(ids, flags.no_special);
     std::cout << (flags.json ? OutJson({{"ids", ids}, {"text", text}}).dump() : text) << '\n';
   }

@@ -60,7 +60,7 @@ TrainingArguments arguments_of(const TrainFlags& flags) {
   }
   OutJson given = OutJson::object();
   for (const auto& [name, text] : flags.arguments) given[name] = value_of(text);
-  arguments = training_arguments_from(Json::parse(given.dump(), "the flags"), arguments);
+  arguments = training_arguments_from(Json::parse(given.dump(), "the flag --"), arguments);
   if (arguments.output_dir.empty()) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a folder to write",

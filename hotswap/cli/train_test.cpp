@@ -91,7 +91,8 @@ TEST_F(Train, SaysWhatIsWrong) {
   fails(call("--learning_rat 1"), {"--learning_rate"});
   fails(call("--fp16"), {"fp16", "bfloat16"});
   fails(call("--deepspeed ds.json"), {"deepspeed", "each rank"});
-  fails(call("--max_steps many"), {"the flags: max_steps"});
+  fails(call("--max_steps many"), {"expected an integer at the flag --max_steps; got"});
+  fails(call("--resume_from_checkpoint o9"), {"o9, which does not exist; start a run without"});
   fails(call("--eval-strategy epoch"), {"eval_dataset"});
   fails(call("--use-kernels --use_liger_kernel"), {"use_liger_kernel"});
   fails(call("--use_liger_kernel --liger_kernel_config '{\"ropee\": true}'"), {"did you mean rope?"});

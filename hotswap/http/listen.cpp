@@ -26,6 +26,20 @@ constexpr int kBacklog = 4096;  // connections that wait for accept(); the syste
                .next = "choose another port, or stop the program that uses this one"});
 }
 
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+Addresses addresses_of(const std::string& host, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); failed != 0) {
+    throw Error({.kind = ErrorKind::kInvalidArgument,
+                 .wanted = "an address of this machine, or a name of one, to listen on",
+                 .got = cat("'", host, "': ", ::gai_strerror(failed)),
+                 .next = "give 127.0.0.1 for this machine's programs only, or 0.0.0.0 for other machines, too"});
+  }
+  return {found, &::freeaddrinfo};
+}
+
 // A socket bound to the address; INVALID_SOCKET, and errno, where it cannot be had.
 socket_t bound(const addrinfo& address, bool reuse) {
   const socket_t socket = ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC, address.ai_protocol);
@@ -43,16 +57,12 @@ socket_t bound(const addrinfo& address, bool reuse) {
 }  // namespace
 
 HeldPort::HeldPort(const std::string& host, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found); failed != 0) {
-    refuse(host, port, ::gai_strerror(failed));
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> addresses(found, &::freeaddrinfo);
+  const Addresses addresses = addresses_of(host, port);
   // With SO_REUSEADDR two servers that do not listen yet could both hold it. Without, it cannot be had for a minute
   // after another server's connections ended.
   for (const bool reuse : {false, true}) {
-    for (const addrinfo* address = found; address != nullptr && socket_ == INVALID_SOCKET; address = address->ai_next)
+    for (const addrinfo* address = addresses.get(); address != nullptr && socket_ == INVALID_SOCKET;
+         address = address->ai_next)
       socket_ = bound(*address, reuse);
   }
   if (socket_ == INVALID_SOCKET)
@@ -63,6 +73,8 @@ HeldPort::HeldPort(const std::string& host, int port) {
   port_ = ntohs(name.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(name).sin6_port
                                            : reinterpret_cast<const sockaddr_in&>(name).sin_port);
 }
+
+void check_address(const std::string& host) { addresses_of(host, 0); }
 
 void HeldPort::release() {
   if (socket_ != INVALID_SOCKET) ::close(std::exchange(socket_, INVALID_SOCKET));

@@ -29,6 +29,8 @@ class HeldPort {
 // Error where it is taken or not allowed.
 int bind_and_listen(httplib::Server& server, const std::string& host, int port);
 
+void check_address(const std::string& host);  // Error where it is neither an address nor a name that has one
+
 // Raises this process's limit of open files to what it may be: a connection is one, and a file on its way another.
 void allow_many_open_files();
 

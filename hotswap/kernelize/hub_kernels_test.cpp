@@ -255,7 +255,10 @@ TEST_F(KernelsOfTheHub, OfflineWhatWasThere) {
   const ScopedEnv offline("HF_HUB_OFFLINE", "1");
   EXPECT_EQ(kernelize(model, I, {.config = only_norm("acme/norm")}).bound(), 2) << "norm, and the one in add_norm";
   expect_has(refused("acme/norm@v3"), {"available versions: 1"});
-  expect_has(refused("acme/other:X"), {"HF_HUB_OFFLINE", "the versions of acme/other", "bundled packages answer to"});
+  expect_has(refused("acme/other:X"),
+             {"HF_HUB_OFFLINE", "the versions of acme/other", "unset HF_HUB_OFFLINE for one run",
+              "`hotswap kernel list` names what is bundled"});
+  expect_has(refused("hotswp/norms:X"), {"did you mean the bundled hotswap/norm?"});
   EXPECT_EQ(asked(), sent);
 }
 

@@ -6,6 +6,7 @@
 
 #include "hotswap/base/env.h"
 #include "hotswap/base/error.h"
+#include "hotswap/base/nearest_name.h"
 #include "hotswap/hub/names/version.h"
 #include "hotswap/kernelize/foreign/foreign.h"
 #include "hotswap/kernelize/package/package.h"
@@ -142,7 +143,8 @@ std::string older_stand_in(const KernelRef& ref, const std::string& layer, const
 std::string bundled_names(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
   if (const std::string older = older_stand_in(ref, layer, bundled); !older.empty()) return older;
   const Answered known = answered(ref, bundled);
-  return cat("bundled packages answer to ", known.names.empty() ? "nothing" : join(known.names));
+  const auto nearest = nearest_name(ref.repo(), {known.names.begin(), known.names.end()});
+  return nearest ? cat("did you mean the bundled ", *nearest, "?") : "`hotswap kernel list` names what is bundled";
 }
 
 [[noreturn]] void unknown_kernel(const KernelRef& ref, const std::string& layer, const std::vector<Manifest>& bundled) {
@@ -151,7 +153,8 @@ std::string bundled_names(const KernelRef& ref, const std::string& layer, const 
                .wanted = cat("a kernel ", ref.repo(), ":", layer, " on this machine"),
                .got = known.layers.empty() ? "none; " + bundled_names(ref, layer, bundled)
                                            : cat("of that repository only the layers ", join(known.layers)),
-               .next = cat("use one of these, or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path",
+               .next = cat(known.layers.empty() ? "take a bundled one" : "use one of these",
+                           ", or say where it lies with LOCAL_KERNELS=", ref.repo(), "=/path",
                            known.layers.empty() ? "" : ", or name a branch or commit to get the repository itself")});
 }
 

@@ -122,7 +122,10 @@ std::optional<std::string> why_not_whole(const fs::path& folder) {
 
 fs::path checkpoint_to_resume(const std::string& resume_from, const fs::path& output_dir) {
   if (resume_from == "true") return last_whole(output_dir);
-  if (!fs::is_directory(resume_from)) none_to_resume("a checkpoint's folder to resume from", resume_from);
+  if (!fs::is_directory(resume_from)) {
+    none_to_resume("a checkpoint's folder to resume from",
+                   cat(resume_from, fs::exists(resume_from) ? ", which is no folder" : ", which does not exist"));
+  }
   if (!output_dir.empty()) remove_leftovers(output_dir);
   TrainerState::read(fs::path(resume_from) / "trainer_state.json");
   open_weights(resume_from);

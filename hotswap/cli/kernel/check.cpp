@@ -29,9 +29,9 @@ std::vector<fs::path> need_variants(const fs::path& path) {
   auto found = built_variants(path);
   if (!found.empty()) return found;
   throw Error({.kind = ErrorKind::kNotFound,
-               .wanted = "a package's folder, or a variant's with its metadata.json",
-               .got = path.string() + ", which has neither",
-               .next = "check the path"});
+               .wanted = "a package's folder (with build/VARIANT/metadata.json), or a variant's (with metadata.json)",
+               .got = path.string() + ", which has neither file",
+               .next = "check the path; in a source folder run `hotswap kernel build` first"});
 }
 
 void hash(const fs::path& path, const std::string& algorithm) {

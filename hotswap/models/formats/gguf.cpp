@@ -84,7 +84,9 @@ class GgufFile::Reader {
   // A number of items of which each takes at least `least` bytes: refused before anything is reserved for them.
   uint64_t count(const char* what, uint64_t least) {
     const auto n = number<uint64_t>(what);
-    if (n > left() / least) refuse(cat(what, " that the file has room for"), cat(n, " with ", left(), " bytes left"));
+    if (n > left() / least)
+      refuse(cat(what, " that the file has room for"),
+             cat(n, " elements of at least ", least, " bytes each, with ", left(), " bytes left in the file"));
     return n;
   }
 
