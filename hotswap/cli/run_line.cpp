@@ -9,6 +9,14 @@
 
 namespace hotswap {
 
+void set_help_and_failures(CLI::App& app) {
+  app.formatter(std::make_shared<HelpFormat>());
+  app.failure_message([](const CLI::App* line, const CLI::Error& error) {
+    if (const auto unknown = unknown_word(*line)) return *unknown + "\n";
+    return CLI::FailureMessage::simple(line, error);
+  });
+}
+
 int run_line(int argc, char** argv, const char* version, const char* source) {
   CLI::App app(
       "Hot-swap the layers of transformers for optimized kernels.\n"
@@ -17,11 +25,7 @@ int run_line(int argc, char** argv, const char* version, const char* source) {
       "hotswap");
   app.require_subcommand(1);
   app.set_version_flag("--version", version);
-  app.formatter(std::make_shared<HelpFormat>());  // before the verbs, which take it from here
-  app.failure_message([](const CLI::App* line, const CLI::Error& error) {
-    if (const auto unknown = unknown_word(*line)) return *unknown + "\n";
-    return CLI::FailureMessage::simple(line, error);
-  });
+  set_help_and_failures(app);
   add_verbs(app, source);
   try {
     app.parse(argc, argv);

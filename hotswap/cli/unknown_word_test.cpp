@@ -33,6 +33,7 @@ void add_verbs_below(const CLI::App& app, const std::string& line, std::vector<V
 struct WordLine : CLI::App {
   WordLine() : CLI::App("", "hotswap") {
     require_subcommand(1);
+    set_help_and_failures(*this);
     add_verbs(*this, HOTSWAP_SOURCE_DIR);
   }
 };

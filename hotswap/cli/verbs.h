@@ -7,6 +7,9 @@
 
 namespace hotswap {
 
+// How help is written and what a mistyped line is answered; before the verbs, which take the formatter from the app.
+void set_help_and_failures(CLI::App& app);
+
 // Those of the program: all in verbs.cpp, the demo's in demo/main.cpp.
 void add_verbs(CLI::App& app, const std::string& source);
 

@@ -277,9 +277,8 @@ TEST(Kernelize, WhatDoesNotExistIsAnErrorAndChangesNothing) {
   {
     const TempFolder empty;  // no cache
     const ScopedEnv offline("HF_HUB_OFFLINE", "1"), cache("HF_HUB_CACHE", empty.path().string());
-    expect_has(
-        with("RMSNorm", "acme/nothing:Norm"),
-        {"acme/nothing:Norm", "HF_HUB_OFFLINE", "kernels-community/liger_kernels", "hotswap/norm", "LOCAL_KERNELS"});
+    expect_has(with("RMSNorm", "acme/nothing:Norm"),
+               {"acme/nothing:Norm", "HF_HUB_OFFLINE", "`hotswap kernel list`", "LOCAL_KERNELS"});
   }
   expect_has(with("RMSNorm", "kernels-community/liger_kernels:Nope"),
              {"liger_kernels:Nope", "only the layers", "LigerRMSNorm"});

@@ -121,8 +121,10 @@ TEST(PackedExperts, OneProjectionMayBePlain) {
   EXPECT_LE(apart(stock::packed_experts(x, routing, w, {}), token_by_token_packed(x, routing, w, {})), 2e-6);
   PackedExpertWeights transposed = w;
   transposed.down.data = w.down.data.transpose(1, 2).contiguous();
-  EXPECT_TRUE(at::equal(stock::packed_experts(x, routing, transposed, {.transposed = true}),
-                        stock::packed_experts(x, routing, w, {})));
+  // Of a transposed weight a CPU without AVX-512 adds up in another order.
+  EXPECT_LE(apart(stock::packed_experts(x, routing, transposed, {.transposed = true}),
+                  token_by_token_packed(x, routing, w, {})),
+            2e-6);
 }
 
 // Scales that are no number, of experts that no token chose.
