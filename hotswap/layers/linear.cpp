@@ -9,6 +9,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sub.h>
 
 #include <algorithm>
@@ -85,25 +86,24 @@ Tensor Linear::with_adapters(const Tensor& y, const Tensor& x, bool has_bias) co
   });
 }
 
-// Of [rows, tokens, in] on a CPU each token is a product of its own: its bits do not depend on the others. A library
-// chooses how it adds up by their number, and by where its input begins: copies begin alike.
-static Tensor thin_product(const Tensor& x, const Tensor& weight, bool by_token) {
-  if (!by_token) return at::linear(x, weight);
-  const Tensor tokens = x.reshape({-1, x.size(-1)});
-  std::vector<Tensor> products;
-  for (int64_t i = 0; i < tokens.size(0); ++i) products.push_back(at::linear(tokens.narrow(0, i, 1).clone(), weight));
-  return at::cat(products).view({x.size(0), x.size(1), weight.size(0)});
+// Of [rows, tokens, in] on a CPU each row is a product of its own: its bits do not depend on the others. A library
+// chooses how it adds up by the number of products in a batch, and by where an input begins: copies begin alike.
+static Tensor thin_product(const Tensor& x, const Tensor& weight, bool by_row) {
+  if (!by_row || x.numel() == 0) return at::linear(x, weight);
+  std::vector<Tensor> rows;
+  for (int64_t row = 0; row < x.size(0); ++row) rows.push_back(at::linear(x.select(0, row).clone(), weight));
+  return at::stack(rows);
 }
 
 // In the wider of the two types, rounded once: adapters are float32 beside bfloat16 weights.
 Tensor Linear::adapted(const Adapter& adapter, const Tensor& y, const Tensor& x, bool has_bias) const {
   const Adapter with = adapter.magnitude.defined() ? adapter.with_gain(weight) : adapter;
-  const bool by_token = adapts_rows() && x.dim() == 3 && x.device().is_cpu();
+  const bool by_row = adapts_rows() && x.dim() == 3 && x.device().is_cpu();
   const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), with.a.scalar_type());
   const bool drops = training() && with.dropout;
   const Tensor read = dropped(x.to(wide), with, drops);
-  const Tensor low = thin_product(read, with.a.to(wide), by_token);    // [..., rank]
-  const Tensor change = thin_product(low, with.b.to(wide), by_token);  // [..., out]
+  const Tensor low = thin_product(read, with.a.to(wide), by_row);    // [..., rank]
+  const Tensor change = thin_product(low, with.b.to(wide), by_row);  // [..., out]
   if (with.gain.defined() && drops) {  // as peft: what the gain adds to the base's product is of the dropped x, too
     const Tensor base = at::linear(read, weight.dequantised(wide)), gain = with.gain.to(wide);
     const Tensor scaled = at::add(at::mul(base, at::sub(gain, 1)), at::mul(change, gain), with.scale);
@@ -275,12 +275,12 @@ FusedProducts fused_products(const std::vector<const Linear*>& layers, SlotNeeds
 
 Tensor Embedding::forward(const Tensor& ids, at::ScalarType dtype) const {
   const Tensor y = rows_of(ids, dtype);
-  const auto adapted = [&](const Adapter& adapter, const Tensor& own_y, const Tensor& own_ids, bool by_token) {
+  const auto adapted = [&](const Adapter& adapter, const Tensor& own_y, const Tensor& own_ids, bool by_row) {
     const at::ScalarType wide = c10::promoteTypes(y.scalar_type(), adapter.a.scalar_type());
     const Tensor low = at::embedding(adapter.a.t(), own_ids).to(wide);  // [..., rank]
-    return at::add(own_y.to(wide), thin_product(low, adapter.b.to(wide), by_token), adapter.scale).to(y.scalar_type());
+    return at::add(own_y.to(wide), thin_product(low, adapter.b.to(wide), by_row), adapter.scale).to(y.scalar_type());
   };
-  if (adapter_) return adapted(*adapter_, y, ids, /*by_token=*/false);
+  if (adapter_) return adapted(*adapter_, y, ids, /*by_row=*/false);
   if (!adapts_rows()) return y;
   return RowAdapters::apply(y, ids, keys_of(row_adapters_),
                             [&](int64_t index, const Tensor& own_y, const Tensor& own_ids) {

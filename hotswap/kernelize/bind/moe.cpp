@@ -51,7 +51,7 @@ void call_experts(const OperatorHandle& op, Values& stack) {
   op.callBoxed(&stack);
 }
 
-// h is the graph's own: nobody else has seen it, so only a second walk through the graph would read it again.
+// h is the graph's own: no caller has it, so only a second walk through the graph would read it again.
 bool may_overwrite_activation(const Tensor& h) {
   return !torch::autograd::get_current_graph_task_keep_graph() && h.storage().use_count() == 1;
 }

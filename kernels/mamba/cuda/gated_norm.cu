@@ -13,7 +13,7 @@ using namespace gated_norm;
 using namespace gated_norm::gpu;
 using kernels::divide_up;
 
-constexpr int kSmallBlock = 128, kForwardBlock = 256, kMiddleBlock = 320;
+constexpr int kSmallBlock = kPartsBlock, kForwardBlock = 256, kMiddleBlock = 320;
 
 int64_t groups_of(const Problem& p) { return p.cols / p.group; }
 
