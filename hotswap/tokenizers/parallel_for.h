@@ -10,16 +10,18 @@
 
 namespace hotswap::tokenizers {
 
-// Calls work(0) to work(count - 1) on up to `threads` threads, this one included; 0: one per core. The first exception
-// ends the work and is thrown here.
-template <class Work>
-void parallel_for(size_t count, int threads, const Work& work) {
+// Calls work(0) to work(count - 1) on up to `threads` threads, this one included; 0: one per core. Each thread has a
+// work of its own by make_work(), which may keep what only one thread uses. The first exception ends all and is thrown
+// here.
+template <class MakeWork>
+void parallel_for(size_t count, int threads, const MakeWork& make_work) {
   constexpr size_t kBlock = 8;  // indices that a thread takes at a time
   std::atomic<size_t> next{0};
   std::mutex mutex;
   std::exception_ptr error;
   const auto run = [&] {
     try {
+      const auto work = make_work();
       for (size_t begin = next.fetch_add(kBlock); begin < count; begin = next.fetch_add(kBlock)) {
         for (size_t i = begin; i < std::min(begin + kBlock, count); ++i) work(i);
       }

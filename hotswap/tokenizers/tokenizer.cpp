@@ -40,19 +40,6 @@ class CharacterOffsets {
   std::vector<uint32_t> index_;  // of the character around each byte
 };
 
-class Borrowed {
- public:
-  Borrowed(ScratchPool& pool, const tokenizers::Model& model) : pool_(pool), scratch_(pool.take(model)) {}
-  ~Borrowed() { pool_.give_back(std::move(scratch_)); }
-  Borrowed(const Borrowed&) = delete;
-  Borrowed& operator=(const Borrowed&) = delete;
-  tokenizers::Model::Scratch& operator*() const { return *scratch_; }
-
- private:
-  ScratchPool& pool_;
-  std::unique_ptr<tokenizers::Model::Scratch> scratch_;
-};
-
 void append(Encoding& to, Encoding&& from) {
   const auto extend = [](auto& target, auto& source) {
     target.insert(target.end(), std::make_move_iterator(source.begin()), std::make_move_iterator(source.end()));
@@ -75,7 +62,20 @@ Encoding joined(std::vector<Encoding> texts, const PostProcessor* post_processor
 
 }  // namespace
 
-Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
+class Tokenizer::Scratch {
+ public:
+  explicit Scratch(const Parts& parts) : pool_(parts.scratch), scratch_(pool_.take(*parts.model)) {}
+  ~Scratch() { pool_.give_back(std::move(scratch_)); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  tokenizers::Model::Scratch& operator*() const { return *scratch_; }
+
+ private:
+  ScratchPool& pool_;
+  std::unique_ptr<tokenizers::Model::Scratch> scratch_;
+};
+
+Encoding Tokenizer::encode_text(std::string_view text, bool ids_only, const Scratch& scratch) const {
   if (const size_t at = tokenizers::find_invalid_utf8(text); at != std::string_view::npos) {
     throw Error({.kind = ErrorKind::kInvalidArgument,
                  .wanted = "a text in UTF-8",
@@ -86,7 +86,6 @@ Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
   parts_->added->apply(pretokenized, parts_->normalizer.get());
   if (parts_->pre_tokenizer) parts_->pre_tokenizer->apply(pretokenized);
 
-  const Borrowed scratch(parts_->scratch, *parts_->model);
   Encoding encoding;
   encoding.ids_only = ids_only;
   std::optional<CharacterOffsets> characters;
@@ -118,11 +117,11 @@ Encoding Tokenizer::encode_text(std::string_view text, bool ids_only) const {
   return encoding;
 }
 
-Encoding Tokenizer::encode_unpadded(Texts texts, const EncodeOptions& options) const {
+Encoding Tokenizer::encode_unpadded(Texts texts, const EncodeOptions& options, const Scratch& scratch) const {
   const PostProcessor* const post_processor = parts_->post_processor.get();
   std::vector<Encoding> encodings;
   for (const std::string_view text : texts) {
-    encodings.push_back(encode_text(text, options.ids_only));
+    encodings.push_back(encode_text(text, options.ids_only, scratch));
     encodings.back().type_ids.assign(encodings.back().ids.size(), static_cast<int64_t>(encodings.size()) - 1);
   }
   std::vector<std::vector<Encoding>> cut_off(texts.size());
@@ -152,7 +151,8 @@ Encoding Tokenizer::encode_unpadded(Texts texts, const EncodeOptions& options) c
 }
 
 Encoding Tokenizer::encode_padded(Texts texts, const EncodeOptions& options) const {
-  Encoding encoding = encode_unpadded(texts, options);
+  const Scratch scratch(*parts_);
+  Encoding encoding = encode_unpadded(texts, options, scratch);
   if (options.padding) tokenizers::pad({&encoding, 1}, *options.padding);
   return encoding;
 }
@@ -178,10 +178,13 @@ std::vector<int64_t> Tokenizer::ids(std::string_view text, bool add_special_toke
   return std::move(encode(text, {.add_special_tokens = add_special_tokens, .ids_only = true}).ids);
 }
 
-std::vector<Encoding> Tokenizer::encode_many(size_t count, const std::function<Encoding(size_t)>& encode_one,
+std::vector<Encoding> Tokenizer::encode_many(size_t count, const EncodeOne& encode_one,
                                              const EncodeOptions& options) const {
   std::vector<Encoding> batch(count);
-  tokenizers::parallel_for(count, options.threads, [&](size_t i) { batch[i] = encode_one(i); });
+  // A thread keeps its cache of words: borrowed text by text, caches would wander from one core's memory to another's.
+  tokenizers::parallel_for(count, options.threads, [&] {
+    return [&, scratch = Scratch(*parts_)](size_t i) { batch[i] = encode_one(i, scratch); };
+  });
   if (options.padding) tokenizers::pad(batch, *options.padding);
   return batch;
 }
@@ -190,16 +193,16 @@ std::vector<Encoding> Tokenizer::encode_batch(std::span<const std::string_view> 
                                               const EncodeOptions& options) const {
   return encode_many(
       texts.size(),
-      [&](size_t i) {
-        return encode_unpadded({&texts[i], 1}, options);
+      [&](size_t i, const Scratch& scratch) {
+        return encode_unpadded({&texts[i], 1}, options, scratch);
       },
       options);
 }
 
 std::vector<Encoding> Tokenizer::encode_batch(std::span<const TextPair> pairs, const EncodeOptions& options) const {
-  const auto encode_one = [&](size_t i) {
+  const auto encode_one = [&](size_t i, const Scratch& scratch) {
     const std::string_view texts[2] = {pairs[i].first, pairs[i].second};
-    return encode_unpadded(texts, options);
+    return encode_unpadded(texts, options, scratch);
   };
   return encode_many(pairs.size(), encode_one, options);
 }

@@ -92,11 +92,12 @@ class Tokenizer {
  private:
   friend class StreamDecoder;
   using Texts = std::span<const std::string_view>;  // one or two
-  Encoding encode_text(std::string_view text, bool ids_only) const;
-  Encoding encode_unpadded(Texts texts, const EncodeOptions& options) const;
+  class Scratch;                                    // of one thread
+  Encoding encode_text(std::string_view text, bool ids_only, const Scratch& scratch) const;
+  Encoding encode_unpadded(Texts texts, const EncodeOptions& options, const Scratch& scratch) const;
   Encoding encode_padded(Texts texts, const EncodeOptions& options) const;
-  std::vector<Encoding> encode_many(size_t count, const std::function<Encoding(size_t)>& encode_one,
-                                    const EncodeOptions& options) const;
+  using EncodeOne = std::function<Encoding(size_t, const Scratch&)>;
+  std::vector<Encoding> encode_many(size_t count, const EncodeOne& encode_one, const EncodeOptions& options) const;
 
   std::shared_ptr<const Parts> parts_;
 };
