@@ -17,7 +17,7 @@ using namespace emulated;
 TEST(Emulated, ColumnSums) {
   std::mt19937 draw(8);
   for (const auto& [chunks, cols] :
-       {std::pair<int64_t, int64_t>{1, 1}, {3, 8}, {1261, 24}, {40, 2047}, {130, 2052}, {9, 5121}, {0, 12}}) {
+       {std::pair<int64_t, int64_t>{1, 1}, {3, 8}, {1261, 24}, {40, 2047}, {130, 2052}, {9, 5121}, {0, 12}, {3, 0}}) {
     for (const DType type : kTypes) {
       Elements partial = random(draw, DType::kFloat32, chunks * cols), out(type, cols);
       norms::cuda::column_sum({out.data(), static_cast<float*>(partial.data()), chunks, cols, type}, nullptr);

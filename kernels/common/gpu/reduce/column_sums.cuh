@@ -83,6 +83,7 @@ void with_sum_columns(const ColumnSums& a, const Fn& fn) {
 
 // Set up while the launch before it, which writes the partial sums, ends.
 inline void sum_columns(const ColumnSums& a, Stream stream) {
+  if (a.cols == 0) return;
   with_sum_columns(a, [&]<int kColumns, int N>() {
     launch_after(&column_sums<kColumns, N>, divide_up(a.cols, kColumns), kSumThreads, stream, a);
   });
