@@ -3,8 +3,10 @@
 //
 //   x: [rows, in] in its dtype, w: [out, in] in the same, bias: [out] or none -> y: [rows, out]
 //
-// Casting: products and sums in float32, one rounding of y. Above kMaxRows rows the op is aten::linear. Backward is two
-// GEMMs in any case: dx = dy w, dweight = dy^T x, dbias = sum of dy's rows.
+// Casting: products and sums in float32, one rounding of y. Above kMaxRows rows the op is aten::linear, but of 16 bits
+// on a CPU without instructions for them: there it is a product of tiles in float32, whose rows have the same bits
+// whatever the number of rows, or where `in` is no multiple of 32 aten::linear of copies in float32. Backward is two
+// GEMMs in any case, there of such copies: dx = dy w, dweight = dy^T x, dbias = sum of dy's rows.
 //
 // packed_linear: the same with a weight in blocks of a GGUF file (packing.h), forward alone, any number of rows. The
 // weight is never rounded: each number is what its block says in float32, the same bits as the file's dequantised form.
@@ -27,8 +29,9 @@ namespace linear {
 using kernels::DType;
 
 constexpr int64_t kMaxRows = 4;
-constexpr int64_t kInputRows = 4;  // packed_input's unit of work
-constexpr int64_t kGroup = 4;      // outputs of one call of the inner loop; the unit of work of a thread
+constexpr int64_t kInputRows = 4;   // packed_input's unit of work
+constexpr int64_t kPartRows = 512;  // rows whose float32 form packed and plain are given at a time
+constexpr int64_t kGroup = 4;       // outputs of one call of the inner loop; the unit of work of a thread
 
 struct Gemv {
   DType dtype;
@@ -53,6 +56,8 @@ struct Table {
   int64_t (*room)(int64_t rows, int64_t in);  // floats that a thread needs for packed
   // Outputs [begin, end) of every row.
   void (*packed)(const kernels::PackedProduct& a, int64_t begin, int64_t end);
+  // The same with weights in x's dtype, of more than kMaxRows rows.
+  void (*plain)(const kernels::PackedProduct& a, int64_t begin, int64_t end);
 };
 HOTSWAP_ISA_TABLES(Table)
 

@@ -54,4 +54,12 @@ Isa chosen_isa() {
   return isa;
 }
 
+#if defined(__x86_64__)
+bool multiplies_bfloat16() { return chosen_isa() == Isa::kV4 && __builtin_cpu_supports("avx512bf16"); }
+bool multiplies_float16() { return chosen_isa() == Isa::kV4 && __builtin_cpu_supports("avx512fp16"); }
+#else
+bool multiplies_bfloat16() { return true; }  // torch has kernels of Arm's instructions
+bool multiplies_float16() { return true; }
+#endif
+
 }  // namespace kernels

@@ -25,6 +25,10 @@ enum class Isa { kBase = 0, kV3 = 1, kV4 = 2 };
 Isa chosen_isa();
 const char* isa_name(Isa isa);
 
+// Has this CPU, within HOTSWAP_ISA, instructions that multiply such elements, so that torch's library is fast at them?
+bool multiplies_bfloat16();
+bool multiplies_float16();
+
 }  // namespace kernels
 
 #if defined(HOTSWAP_ONLY_ISA)  // a build for this machine alone

@@ -34,4 +34,8 @@ HOTSWAP_INLINE void packed_input(float* to, const T* x, int64_t x_stride, int64_
 // Outputs [begin, end) of every row.
 void packed_product(const PackedProduct& a, int64_t begin, int64_t end);  // per_isa/packed_product.cpp
 
+// The same with weights of y's dtype that are not packed, of more than kStreamedRows rows. a.in: a multiple of
+// kPackedGroup.
+void plain_product(const PackedProduct& a, int64_t begin, int64_t end);
+
 }  // namespace kernels::HOTSWAP_ISA

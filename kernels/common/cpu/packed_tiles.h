@@ -39,21 +39,39 @@ HOTSWAP_INLINE void interleave_rows(float* to, const RowOf& row_of, int64_t row,
   }
 }
 
-// Of one tile's outputs: [in / kLanes, kTileOuts, kLanes]. Of outputs that are not there, zeros.
+// How a row of weights lies in memory: blocks, each of which each_vector() hands over as vectors of float32.
 template <Packing kPacking>
+struct PackedBlocks {
+  static constexpr int64_t kBlock = packed_block(kPacking), kBytes = packed_bytes(kPacking);
+  template <class Use>
+  HOTSWAP_INLINE void each_vector(const char* block, const Use& use) {
+    const GroupFactors<kPacking> factors = factors_of<kPacking>(block);
+#pragma GCC unroll 8  // shifts by a constant are half of others
+    for (int g = 0; g < kBlock / kPackedGroup; ++g) {
+      F v[2 * kHalf];
+      unpack<kPacking>(block, g, factors, v);
+      for (int j = 0; j < 2 * kHalf; ++j) use(v[j]);
+    }
+  }
+};
+template <class T>
+struct PlainBlocks {  // elements of T, as they are
+  static constexpr int64_t kBlock = kPackedGroup, kBytes = kBlock * sizeof(T);
+  template <class Use>
+  HOTSWAP_INLINE void each_vector(const char* block, const Use& use) {
+    for (int i = 0; i < kBlock; i += kLanes) use(load(reinterpret_cast<const T*>(block) + i));
+  }
+};
+
+// Of one tile's outputs: [in / kLanes, kTileOuts, kLanes]. Of outputs that are not there, zeros.
+template <class Blocks>
 HOTSWAP_OUT_OF_LINE void unpack_tile(float* to, const char* from, int64_t w_stride, int64_t outs, int64_t in) {
-  constexpr int64_t kBlock = packed_block(kPacking), kStep = kTileOuts * kLanes;
+  constexpr int64_t kStep = kTileOuts * kLanes;
   for (int64_t o = 0; o < kTileOuts; ++o, from += w_stride) {
     float* at = to + o * kLanes;
     const char* block = from;
-    for (int64_t i = 0; i < in && o < outs; i += kBlock, block += packed_bytes(kPacking)) {
-      const GroupFactors<kPacking> factors = factors_of<kPacking>(block);
-#pragma GCC unroll 8  // shifts by a constant are half of others
-      for (int g = 0; g < kBlock / kPackedGroup; ++g) {
-        F v[2 * kHalf];
-        unpack<kPacking>(block, g, factors, v);
-        for (int j = 0; j < 2 * kHalf; ++j, at += kStep) store(at, v[j]);
-      }
+    for (int64_t i = 0; i < in && o < outs; i += Blocks::kBlock, block += Blocks::kBytes) {
+      Blocks::each_vector(block, [&](F v) HOTSWAP_LAMBDA { store(at, v), at += kStep; });
     }
     for (int64_t i = 0; i < in && o >= outs; i += kLanes, at += kStep) store(at, F{});
   }
@@ -147,7 +165,7 @@ HOTSWAP_INLINE void multiply_tile(const PackedProduct& a, const Tile& t, int64_t
 }
 
 // Outputs [begin, end), at most a panel, of rows [first, end_row), at most kPanelRows.
-template <Packing kPacking>
+template <class Blocks>
 HOTSWAP_OUT_OF_LINE void packed_panel(PackedProduct a, int64_t begin, int64_t end, int64_t first, int64_t end_row) {
   const int64_t tiles = (end - begin + kTileOuts - 1) / kTileOuts,
                 steps = (end_row - first + kTileRows - 1) / kTileRows;
@@ -155,10 +173,10 @@ HOTSWAP_OUT_OF_LINE void packed_panel(PackedProduct a, int64_t begin, int64_t en
   float* const totals = a.room + kPanelTiles * tile_weights;
   for (int64_t from = 0; from < a.in; from += kSlab) {
     const int64_t slab = lesser(a.in - from, kSlab);
-    const char* w = static_cast<const char*>(a.w) + from / packed_block(kPacking) * packed_bytes(kPacking);
+    const char* w = static_cast<const char*>(a.w) + from / Blocks::kBlock * Blocks::kBytes;
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t out = begin + i * kTileOuts;
-      unpack_tile<kPacking>(a.room + i * tile_weights, w + out * a.w_stride, a.w_stride, end - out, slab);
+      unpack_tile<Blocks>(a.room + i * tile_weights, w + out * a.w_stride, a.w_stride, end - out, slab);
     }
     for (int64_t block = first; block < end_row; block += kBlockRows) {
       const int64_t last = lesser(block + kBlockRows, end_row);
@@ -182,13 +200,13 @@ HOTSWAP_OUT_OF_LINE void packed_panel(PackedProduct a, int64_t begin, int64_t en
   }
 }
 
-template <Packing kPacking>
+template <class Blocks>
 HOTSWAP_INLINE void packed_many(const PackedProduct& a, int64_t begin, int64_t end) {
   constexpr int64_t kPanel = kPanelTiles * kTileOuts;
   for (int64_t row = 0; row < a.rows; row += kPanelRows) {
     const int64_t last = lesser(row + kPanelRows, a.rows);
     for (int64_t out = begin; out < end; out += kPanel) {
-      packed_panel<kPacking>(a, out, lesser(out + kPanel, end), row, last);
+      packed_panel<Blocks>(a, out, lesser(out + kPanel, end), row, last);
     }
   }
 }

@@ -26,14 +26,6 @@ constexpr int kWeights = 7;  // q, k, v, o, gate, up, down
 // of other dtypes, and bfloat16 elsewhere, are slower up to kMaxRows: docs/notes/decode_gpu.md.
 constexpr int kMaxBfloat16Rows = 4;
 
-bool multiplies_bfloat16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16");
-#else
-  return false;
-#endif
-}
-
 const Table& table() {
   static const Table& chosen = HOTSWAP_CHOOSE_TABLE(decode);
   return chosen;
@@ -387,7 +379,7 @@ int64_t decoder_layer_packed_rows(const Tensor& input_norm, const Tensor& q, con
     return takes ? cuda::supported_packed_rows(a) : 0;
   }
   if (!device.is_cpu()) return cuda::paying_rows(a);
-  return a.dtype == DType::kBFloat16 && packed < kWeights && multiplies_bfloat16() ? kMaxBfloat16Rows : kMaxRows;
+  return a.dtype == DType::kBFloat16 && packed < kWeights && kernels::multiplies_bfloat16() ? kMaxBfloat16Rows : kMaxRows;
 }
 
 int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,

@@ -39,10 +39,10 @@ void packed_input(float* to, const void* x, DType dtype, int64_t x_stride, int64
   });
 }
 
-static_assert(linear::kInputRows == kernels::HOTSWAP_ISA::kInputRows);
+static_assert(linear::kInputRows == kernels::HOTSWAP_ISA::kInputRows && linear::kMaxRows >= kStreamedRows);
 
 }  // namespace
 
-const Table kTable = {prepare, gemv, widen, packed_input, packed_room, packed_product};
+const Table kTable = {prepare, gemv, widen, packed_input, packed_room, packed_product, plain_product};
 
 }  // namespace linear::HOTSWAP_ISA

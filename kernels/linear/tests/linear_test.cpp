@@ -3,7 +3,10 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 
+#include <cstdlib>
+#include <functional>
 #include <limits>
 
 #include "kernels/common/testing/testing.h"
@@ -52,6 +55,77 @@ TEST(Linear, ForwardAndBackwardMatchFloat64) {
         }
       }
     }
+  }
+}
+
+// Of 16 bits on a CPU whose instructions do not multiply them, within HOTSWAP_ISA. torch's library is slow there.
+bool is_slow_in_torch(at::ScalarType dtype) {
+#if defined(__x86_64__)
+  const char* isa = std::getenv("HOTSWAP_ISA");
+  const bool capped = isa != nullptr && *isa != '\0' && std::string(isa) != "v4";
+  if (!device().is_cpu() || dtype == at::kFloat) return false;
+  return capped ||
+         !(dtype == at::kBFloat16 ? __builtin_cpu_supports("avx512bf16") : __builtin_cpu_supports("avx512fp16"));
+#else
+  return false;
+#endif
+}
+
+// How often `run` calls torch's products, and how often it copies to another dtype.
+struct TorchCalls {
+  int products = 0, casts = 0;
+};
+TorchCalls torch_calls(const std::function<void()>& run) {
+  static TorchCalls found;
+  found = {};
+  const auto count = [](const at::RecordFunction& fn) -> std::unique_ptr<at::ObserverContext> {
+    const std::string_view name = fn.name();
+    found.products += name == "aten::linear" || name == "aten::mm" || name == "aten::addmm";
+    found.casts += name == "aten::_to_copy";
+    return nullptr;
+  };
+  const at::CallbackHandle handle =
+      at::addThreadLocalCallback(at::RecordFunctionCallback(count).scopes({at::RecordScope::FUNCTION}));
+  run();
+  at::removeCallback(handle);
+  return found;
+}
+
+// More rows than tiles, blocks and parts have; each row's bits are those that it has beside others.
+TEST(Linear, ManyRowsOf16Bits) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+    const bool slow = is_slow_in_torch(dtype);
+    for (const auto& [out, width] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {97, 576}, {50, 1056}, {7, 2080}}) {
+      for (const int64_t rows : {5, 6, 35, 512, 513, 1027}) {
+        const std::string what = std::to_string(rows) + "x" + std::to_string(width) + " to " + std::to_string(out);
+        const Tensor x = random_tensor({rows, width + 8}, dtype).narrow(1, 3, width);
+        const Tensor w = random_tensor({out, width + 3}, dtype).narrow(1, 1, width), bias = random_tensor({out}, dtype);
+        Tensor y;
+        const int products = torch_calls([&] { y = package().call("linear", x, w, bias)[0]; }).products;
+        EXPECT_EQ(products == 0, slow) << what;
+        const Tensor wide_x = x.to(at::kDouble), wide = w.to(at::kDouble), wide_bias = bias.to(at::kDouble);
+        expect_close(y, wide_x.matmul(wide.t()) + wide_bias, tolerance(dtype), what,
+                     wide_x.abs().matmul(wide.abs().t()) + wide_bias.abs());
+        if (!slow) continue;
+        const Tensor few = package().call("linear", x.narrow(0, rows - 5, 5), w, bias)[0];
+        expect_equal(few, y.narrow(0, rows - 5, 5), what + ", five of them");
+      }
+    }
+  }
+}
+
+// Odd widths, and gradients: by torch's library, in float32 where 16 bits are slow there.
+TEST(Linear, TorchMultipliesInFloat32WhereItIsFaster) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const Tensor x = random_tensor({9, 70}, dtype), w = random_tensor({11, 70}, dtype),
+                 dy = random_tensor({9, 11}, dtype);
+    const auto calls = torch_calls([&] {
+      EXPECT_EQ(package().call("linear", x, w, c10::IValue())[0].scalar_type(), dtype);
+      for (const Tensor& grad : package().call("linear_bwd", dy, x, w, false)) EXPECT_EQ(grad.scalar_type(), dtype);
+    });
+    EXPECT_GE(calls.products, device().is_cpu() ? 3 : 2);
+    EXPECT_EQ(calls.casts, is_slow_in_torch(dtype) ? 3 * 3 : 0) << "of both operands and the result of each product";
   }
 }
 

@@ -58,32 +58,45 @@ inline PackedCall packed_call(const Tensor& x, const Tensor& data, const std::st
   return {device, dtype, packing, in, blocks, bias ? std::optional(torch::stable::contiguous(*bias)) : std::nullopt};
 }
 
-inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table) {
-  const kernels::Rows& in = call.x;
+// y of all rows of x on the CPU, by table.packed or table.plain; `args` has what does not depend on the rows. Rows go
+// in parts of one size, so that what is kept of x as float32 does not grow with them.
+inline void product_on_cpu(const kernels::Rows& x, const Tensor& y, const kernels::PackedProduct& args,
+                           const Table& table, void (*product)(const kernels::PackedProduct&, int64_t, int64_t)) {
   thread_local std::vector<float> widened;
-  float* const elements = kernels::aligned_floats(widened, in.rows * in.cols);
-  const int64_t groups = (in.rows + kInputRows - 1) / kInputRows;
-  kernels::parallel_rows(groups, kInputRows * in.cols, [&](int64_t begin, int64_t end) {
-    table.packed_input(elements, in.data, call.dtype, in.stride, in.rows, in.cols, begin * kInputRows,
-                       std::min(end * kInputRows, in.rows));
-  });
+  const int64_t parts = (x.rows + kPartRows - 1) / kPartRows, each = (x.rows + parts - 1) / parts;
+  const int64_t bytes = kernels::size_of(args.dtype), out = args.y_stride;
+  for (int64_t first = 0; first < x.rows; first += each) {
+    const int64_t rows = std::min(each, x.rows - first);
+    const char* from = static_cast<const char*>(x.data) + first * x.stride * bytes;
+    float* const elements = kernels::aligned_floats(widened, rows * x.cols);
+    kernels::parallel_rows((rows + kInputRows - 1) / kInputRows, kInputRows * x.cols, [&](int64_t begin, int64_t end) {
+      table.packed_input(elements, from, args.dtype, x.stride, rows, x.cols, begin * kInputRows,
+                         std::min(end * kInputRows, rows));
+    });
+    kernels::parallel_rows(out, rows * x.cols, [&](int64_t begin, int64_t end) {
+      thread_local std::vector<float> room;
+      kernels::PackedProduct own = args;
+      own.x = elements, own.rows = rows;
+      own.y = static_cast<char*>(y.data_ptr()) + first * out * bytes;
+      own.room = kernels::aligned_floats(room, table.room(rows, x.cols));
+      product(own, begin, end);
+    });
+  }
+}
+
+inline Tensor packed_on_cpu(const PackedCall& call, Tensor y, const Table& table) {
   const kernels::PackedProduct args{.dtype = call.dtype,
                                     .packing = call.packing,
-                                    .x = elements,
+                                    .x = nullptr,
                                     .w = call.data.data_ptr(),
                                     .bias = call.bias ? call.bias->data_ptr() : nullptr,
-                                    .y = y.data_ptr(),
-                                    .rows = in.rows,
-                                    .in = in.cols,
+                                    .y = nullptr,
+                                    .rows = 0,
+                                    .in = call.x.cols,
                                     .w_stride = call.data.stride(0),
                                     .y_stride = call.data.size(0),
                                     .room = nullptr};
-  kernels::parallel_rows(call.data.size(0), in.rows * in.cols, [&](int64_t begin, int64_t end) {
-    thread_local std::vector<float> room;
-    kernels::PackedProduct own = args;
-    own.room = kernels::aligned_floats(room, table.room(in.rows, in.cols));
-    table.packed(own, begin, end);
-  });
+  product_on_cpu(call.x, y, args, table, table.packed);
   return y;
 }
 

@@ -20,13 +20,28 @@ const linear::Table& table() {
   return chosen;
 }
 
+// Of 16 bits on a CPU without instructions that multiply them: torch's library takes several times as long as for
+// float32 there (docs/notes/linear_cpu.md).
+bool is_slow_in_torch(const Tensor& x) {
+  if (!kernels::device_of(x).is_cpu()) return false;
+  if (x.scalar_type() == kernels::ScalarType::BFloat16) return !kernels::multiplies_bfloat16();
+  return x.scalar_type() == kernels::ScalarType::Half && !kernels::multiplies_float16();
+}
+
+Tensor in_float32(const Tensor& x) { return torch::stable::to(x, kernels::ScalarType::Float); }
+
 Tensor aten_linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  if (is_slow_in_torch(x)) {
+    const auto wide_bias = bias ? std::optional(in_float32(*bias)) : std::nullopt;
+    return torch::stable::to(aten_linear(in_float32(x), in_float32(weight), wide_bias), x.scalar_type());
+  }
   std::array<StableIValue, 3> stack{from(x), from(weight), from(bias)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
   return to<Tensor>(stack[0]);
 }
 
 Tensor aten_mm(const Tensor& a, const Tensor& b) {
+  if (is_slow_in_torch(a)) return torch::stable::to(aten_mm(in_float32(a), in_float32(b)), a.scalar_type());
   std::array<StableIValue, 2> stack{from(a), from(b)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::mm", "", stack.data(), TORCH_ABI_VERSION));
   return to<Tensor>(stack[0]);
@@ -97,10 +112,40 @@ Tensor linear_gpu(const Tensor& x, const Tensor& weight, const std::optional<Ten
   return y;
 }
 
+// Many rows, of which the kernel makes float32 tile by tile.
+bool wants_plain(const Tensor& x, const Tensor& weight) {
+  const int64_t in = weight.size(1);
+  return x.numel() > linear::kMaxRows * in && in > 0 && in % kernels::kPackedGroup == 0 && weight.stride(1) == 1 &&
+         weight.size(0) > 0 && is_slow_in_torch(x);
+}
+
+Tensor linear_plain(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                    const kernels::Device& device) {
+  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
+  const Rows in = kernels::as_rows(x, "linear: x");
+  const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
+  const int64_t out = weight.size(0);
+  Tensor y = output(x, out, dtype, device);
+  const kernels::PackedProduct args{.dtype = dtype,
+                                    .packing = kernels::Packing::kNone,
+                                    .x = nullptr,
+                                    .w = weight.data_ptr(),
+                                    .bias = bias ? contiguous_bias.data_ptr() : nullptr,
+                                    .y = nullptr,
+                                    .rows = 0,
+                                    .in = in.cols,
+                                    .w_stride = weight.stride(0) * kernels::size_of(dtype),
+                                    .y_stride = out,
+                                    .room = nullptr};
+  linear::product_on_cpu(in, y, args, table(), table().plain);
+  return y;
+}
+
 Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   check_arguments(x, weight, bias);
   const kernels::Device device = kernels::device_of(x);
   if (!device.is_cpu()) return linear_gpu(x, weight, bias, device);
+  if (wants_plain(x, weight)) return linear_plain(x, weight, bias, device);
   if (!wants_gemv(x, weight, linear::kMaxRows)) return aten_linear(x, weight, bias);
   const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
   const Rows in = kernels::as_rows(x, "linear: x");

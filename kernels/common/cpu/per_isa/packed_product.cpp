@@ -8,9 +8,13 @@ void packed_product(const PackedProduct& a, int64_t begin, int64_t end) {
   with_packing(a.packing, [&]<Packing kPacking>() HOTSWAP_LAMBDA {
     if constexpr (kPacking != Packing::kNone) {
       if (a.rows <= kStreamedRows) return packed_few<kPacking>(a, begin, end);
-      packed_many<kPacking>(a, begin, end);
+      packed_many<PackedBlocks<kPacking>>(a, begin, end);
     }
   });
+}
+
+void plain_product(const PackedProduct& a, int64_t begin, int64_t end) {
+  with_dtype(a.dtype, [&]<typename T>() HOTSWAP_LAMBDA { packed_many<PlainBlocks<T>>(a, begin, end); });
 }
 
 }  // namespace kernels::HOTSWAP_ISA
