@@ -5,7 +5,7 @@
 // depend on the order in which a device adds.
 //
 //   probability of id = w[id] / sum(w),  w = round(2^44 exp(s - max(s))) of the ids that top_k, top_p and min_p keep
-//   s = (logits, penalised, + logit_bias) / temperature
+//   s = (logits, penalised, + logit_bias; minus infinity where a constraint does not allow the id) / temperature
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,7 +29,8 @@ struct DrawRow {
   const RowSampling* settings = nullptr;
   std::span<const int64_t> tokens;  // of the prompt and new ones, those that the host knows; at the first draw all
   int64_t prompt_length = 0;
-  int64_t length = 0;  // tokens so far, with those that only the device knows
+  int64_t length = 0;                     // tokens so far, with those that only the device knows
+  std::span<const int32_t> allowed = {};  // as TokenConstraint::allowed() leaves them; empty: any id
 };
 
 // How often each sequence has had each token, on the device.
@@ -65,7 +66,9 @@ class BatchSampler {
 
  private:
   std::function<Sample::Signature> sample_;
-  TokenCounts counts_;  // of those with penalties
+  Tensor allowed_scores(const std::vector<const DrawRow*>& rows, const Tensor& scores);
+  TokenCounts counts_;   // of those with penalties
+  Tensor bits_of_byte_;  // [256, 8] bool, lowest bit first, on the logits' device
 };
 
 }  // namespace hotswap

@@ -25,7 +25,25 @@ struct Text {
   RowSampling settings;
   Ids tokens;
   int64_t prompt_length = 0;
+  std::vector<int32_t> allowed = {};  // empty: any
 };
+
+struct Words : TokenConstraint {
+  explicit Words(const std::vector<int32_t>& words) : words_(words) {}
+  void allowed(std::span<int32_t> words) override { std::copy(words_.begin(), words_.end(), words.begin()); }
+  void accept(int64_t) override {}
+  bool ended() const override { return false; }
+  const std::vector<int32_t>& words_;
+};
+
+// Any words of bits, of which at least one of the vocabulary is set.
+std::vector<int32_t> some_words(std::mt19937_64& random, int64_t vocab) {
+  std::vector<int32_t> words(static_cast<size_t>(vocab + 31) / 32);
+  for (int32_t& word : words) word = static_cast<int32_t>(random() & random());
+  const auto id = static_cast<size_t>(random() % vocab);
+  words[id / 32] |= static_cast<int32_t>(1u << (id % 32));
+  return words;
+}
 
 // Every setting, with others and without.
 RowSampling some_settings(std::mt19937_64& random, int64_t vocab) {
@@ -51,6 +69,7 @@ std::vector<Text> some_texts(std::mt19937_64& random, int64_t count, int64_t voc
   for (int64_t i = 0; i < count; ++i) {
     Text text{.settings = some_settings(random, vocab), .prompt_length = 1 + static_cast<int64_t>(random() % 9)};
     for (int64_t t = 0; t < text.prompt_length; ++t) text.tokens.push_back(static_cast<int64_t>(random() % vocab));
+    if (random() % 3 == 0) text.allowed = some_words(random, vocab);
     texts.push_back(std::move(text));
   }
   return texts;
@@ -75,7 +94,8 @@ std::vector<DrawRow> rows_of(const std::vector<Text>& texts, int64_t unknown = 0
     const Text& text = texts[i];
     const auto length = static_cast<int64_t>(text.tokens.size());
     rows.push_back({static_cast<int64_t>(i), &text.settings,
-                    std::span(text.tokens).first(static_cast<size_t>(length - unknown)), text.prompt_length, length});
+                    std::span(text.tokens).first(static_cast<size_t>(length - unknown)), text.prompt_length, length,
+                    text.allowed});
   }
   return rows;
 }
@@ -91,7 +111,9 @@ Ids by_the_host(const std::vector<Text>& texts, const Tensor& logits) {
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::span row(logits.const_data_ptr<float>() + i * vocab, vocab);
     const RowSampler sampler(texts[i].settings, logits.size(1));
-    out.push_back(sampler.next(row, texts[i].tokens, texts[i].prompt_length).id);
+    Words words(texts[i].allowed);
+    TokenConstraint* const constraint = texts[i].allowed.empty() ? nullptr : &words;
+    out.push_back(sampler.next(row, texts[i].tokens, texts[i].prompt_length, constraint).id);
   }
   return out;
 }
@@ -131,6 +153,7 @@ TEST_P(Draws, WhatTheHostDraws) {
       for (size_t i = 0; i < texts.size(); ++i) {
         texts[i].tokens.push_back(expected[i]);
         any = any || texts[i].settings.temperature > 0;
+        if (!texts[i].allowed.empty()) texts[i].allowed = some_words(random, vocab);
       }
     }
     EXPECT_EQ(op_calls("linear", "sample") - calls, GetParam() && any ? 6 : 0);
@@ -210,7 +233,8 @@ TEST_P(Draws, AndReadsNothingOnTheHostAndCallsNoMoreForMoreRows) {
                                       {.logit_bias = {{3, 1}}},
                                       {.min_new_tokens = 5, .ends = {2}}}) {
     const auto calls = [&](int64_t count) {
-      const std::vector<Text> texts(count, Text{settings, {1, 2}, 1});
+      std::vector<Text> texts(count, Text{settings, {1, 2}, 1});
+      for (Text& text : texts) text.allowed.assign(settings.top_k > 0 ? (kVocab + 31) / 32 : 0, 5);
       const Tensor logits = at::zeros({count, kVocab}, at::TensorOptions(at::kFloat));
       BatchSampler sampler = this->sampler();
       sampler.next(rows_of(texts), logits);  // slots for what is counted

@@ -65,23 +65,32 @@ void keep_nucleus(std::vector<Candidate>& all, float best, double top_p) {
   }
 }
 
+bool is_set(std::span<const int32_t> words, size_t id) {
+  return (static_cast<uint32_t>(words[id / 32]) >> (id % 32) & 1) != 0;
+}
+
 void keep_allowed(std::vector<float>& scores, TokenConstraint& constraint) {
-  std::vector<int32_t> words((scores.size() + 31) / 32);
-  constraint.allowed(words);
-  bool any = false;
+  const std::vector<int32_t> words = allowed_words(constraint, static_cast<int64_t>(scores.size()));
   for (size_t id = 0; id < scores.size(); ++id) {
-    const bool may = (static_cast<uint32_t>(words[id / 32]) >> (id % 32) & 1) != 0;
-    if (!may) scores[id] = kNever;
-    any = any || (may && scores[id] > kNever);
+    if (!is_set(words, id)) scores[id] = kNever;
   }
-  if (any) return;
+}
+
+}  // namespace
+
+std::vector<int32_t> allowed_words(TokenConstraint& constraint, int64_t vocab) {
+  std::vector<int32_t> words(static_cast<size_t>(vocab + 31) / 32);
+  constraint.allowed(words);
+  const size_t whole = static_cast<size_t>(vocab) / 32;
+  bool any =
+      std::any_of(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(whole), [](int32_t w) { return w; });
+  for (size_t id = whole * 32; id < static_cast<size_t>(vocab); ++id) any = any || is_set(words, id);
+  if (any) return words;
   throw Error({.kind = ErrorKind::kInternal,
                .wanted = "a grammar that allows some token to come next",
                .got = "none",
                .next = "this is a fault of hotswap: please report it, with the request"});
 }
-
-}  // namespace
 
 bool RowSampling::is_argmax() const {
   return temperature < kArgmaxTemperature && repetition_penalty == 1 && presence_penalty == 0 &&

@@ -1,7 +1,7 @@
 // The next token of one sequence from its logits on the host, with settings of its own. A draw is a function of the
 // logits, the seed and the position only: the same whatever else is in the batch, and again when tokens are run again.
-// For sequences that need the host: those with a constraint, or whose log-probabilities are reported. BatchSampler
-// draws the same token from the same logits on their device.
+// For sequences that need the host, because log-probabilities are reported. BatchSampler draws the same token from the
+// same logits on their device.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ struct SampledToken {
   std::string error = {};  // why there is none
 };
 
-// Which tokens may come next in one sequence: a grammar, for example. Used by the thread that runs the steps.
+// Which tokens may come next in one sequence: a grammar, for example. Used by one thread at a time, of two sequences at
+// once by two.
 class TokenConstraint {
  public:
   virtual ~TokenConstraint() = default;
@@ -50,6 +51,9 @@ class TokenConstraint {
   virtual void accept(int64_t id) = 0;  // the token that came; Error where it may not
   virtual bool ended() const = 0;       // nothing more may come
 };
+
+// The constraint's words for ids of the vocabulary. Error where it allows none.
+std::vector<int32_t> allowed_words(TokenConstraint& constraint, int64_t vocab);
 
 class RowSampler {
  public:

@@ -42,7 +42,7 @@ std::vector<Answer> answers(CausalLM& model, SchedulerOptions options, const std
     if (step % 2 == 0 && step / 2 < sequences.size()) ids.push_back(scheduler.join(sequences[step / 2]));
     for (const NewToken& token : scheduler.step()) {
       EXPECT_EQ(reported[token.sequence].finish, Finish::kNot) << "a token after the end";
-      reported[token.sequence].ids.push_back(token.id);
+      if (token.finish != Finish::kFailed) reported[token.sequence].ids.push_back(token.id);
       reported[token.sequence].finish = token.finish;
     }
   }
@@ -124,6 +124,22 @@ struct Even : TokenConstraint {
   bool ended() const override { return false; }
 };
 
+// Allows one token more than the last one that came, modulo 31: what comes is known. Ends, or allows none, at `end`.
+struct Counting : TokenConstraint {
+  Counting(int64_t begin, int64_t end, bool fails) : next(begin), last(end), fails(fails) {}
+  void allowed(std::span<int32_t> words) override {
+    std::fill(words.begin(), words.end(), 0);
+    if (!(fails && next == last)) words[0] = static_cast<int32_t>(1u << (next % 31));
+  }
+  void accept(int64_t token) override {
+    EXPECT_EQ(token, next % 31);
+    ++next;
+  }
+  bool ended() const override { return !fails && next == last; }
+  int64_t next, last;
+  bool fails;
+};
+
 // Penalties, random draws, grammars, several answers to one prompt: the host is there for each that needs it.
 TEST_F(Ahead, SequencesThatNeedTheHostHaveTheSameAnswersBesideOthers) {
   const GenerationConfig penalised{.repetition_penalty = 1.7};
@@ -170,6 +186,35 @@ TEST_F(Ahead, SequencesWithSettingsOfTheirOwnHaveTheSameAnswers) {
   }
 }
 
+// A constraint decides by the token before, which the host reads while the next forward runs.
+TEST_F(Ahead, ConstrainedSequencesHaveTheSameAnswers) {
+  const auto constrained = [&](size_t prompt, const RowSampling& settings,
+                               std::shared_ptr<TokenConstraint> constraint) {
+    Sequence s = on_device(*model, prompts()[prompt], settings);
+    s.constraint = std::move(constraint);
+    return s;
+  };
+  const auto sequences = [&] {
+    return std::vector<Sequence>{constrained(0, {.temperature = 0}, std::make_shared<Even>()),
+                                 constrained(1, {.seed = 2}, std::make_shared<Counting>(5, 9, false)),
+                                 of(prompts()[3], 7),
+                                 constrained(2, {.seed = 3}, std::make_shared<Counting>(27, 100, false)),
+                                 constrained(1, {.seed = 4}, std::make_shared<Counting>(3, 6, true)),
+                                 constrained(0, {.presence_penalty = 1, .seed = 5}, std::make_shared<Even>())};
+  };
+  for (const int64_t page_size : {0, 16}) {
+    const std::vector<Answer> expected = answers(*model, exact(*model, page_size), sequences(), false);
+    for (const int64_t id : expected[0].ids) EXPECT_EQ(id % 2, 0);
+    EXPECT_EQ(expected[1], (Answer{{5, 6, 7, 8}, Finish::kEos}));
+    EXPECT_EQ(expected[3], (Answer{{27, 28, 29, 30, 0, 1, 2, 3, 4}, Finish::kLength}));
+    EXPECT_EQ(expected[4], (Answer{{3, 4, 5}, Finish::kFailed}));
+    EXPECT_EQ(answers(*model, exact(*model, page_size), sequences(), true), expected) << page_size;
+    for (size_t i = 0; i < expected.size(); ++i) {  // in no company
+      EXPECT_EQ(answers(*model, exact(*model, page_size), {sequences()[i]}, true).front(), expected[i]) << i;
+    }
+  }
+}
+
 // A sequence's tokens do not change where its logits are read as well.
 TEST_F(Ahead, TheHostDrawsTheSameTokens) {
   for (RowSampling settings :
@@ -206,6 +251,9 @@ TEST_F(Ahead, IsOneStepAndOnlyWhereTheDeviceDraws) {
   EXPECT_EQ(tokens_after_one_step(of(prompts()[0], 1), true), 0) << "that one token ends it is known before";
   EXPECT_EQ(tokens_after_one_step(on_device(*model, prompts()[0], {.frequency_penalty = 1, .seed = 1}), true),
             length + 1);
+  Sequence held = on_device(*model, prompts()[0], {.seed = 1});
+  held.constraint = std::make_shared<Even>();
+  EXPECT_EQ(tokens_after_one_step(held, true), length + 1);
   EXPECT_EQ(tokens_after_one_step(drawn(prompts()[0], 1), true), length) << "its logits are reported";
   EXPECT_EQ(tokens_after_one_step(of(prompts()[0], 9, with({.repetition_penalty = 1.5})), true), length);
 }

@@ -8,6 +8,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/engine/device_copy.h"
+#include "hotswap/layers/parallel.h"
 #include "hotswap/models/config.h"
 
 namespace hotswap {
@@ -23,9 +24,7 @@ bool keys_depend_on_length(const CausalLM& model) {
 }
 
 // Whether its row_sampler's token is drawn where the logits are.
-bool batched(const Sequence& s) {
-  return s.row_sampler && !s.constraint && BatchSampler::draws_by(s.row_sampler->settings());
-}
+bool batched(const Sequence& s) { return s.row_sampler && BatchSampler::draws_by(s.row_sampler->settings()); }
 
 // Rows of a batch that one call samples: those of one sampler, and of one length where it reads the tokens so far.
 struct Draw {
@@ -300,9 +299,32 @@ bool Scheduler::device_draws(const std::vector<int64_t>& ids) const {
   });
 }
 
+// What their constraints allow next: of each sequence words of bits, none where it has no constraint or has ended.
+std::vector<std::vector<int32_t>> Scheduler::constrained(const std::vector<int64_t>& ids, int64_t vocab,
+                                                         Errors& errors) {
+  std::vector<std::vector<int32_t>> words(ids.size());
+  std::vector<size_t> rows;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    const Sequence& s = at(ids[row]).sequence;
+    if (batched(s) && s.constraint && s.finish == Finish::kNot) rows.push_back(row);
+  }
+  // A grammar takes tens of microseconds a row, and the device waits for all rows.
+  parallel_for(0, static_cast<int64_t>(rows.size()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      try {  // what is wrong with one sequence ends no other
+        words[rows[i]] = allowed_words(*at(ids[rows[i]]).sequence.constraint, vocab);
+      } catch (const std::exception& error) {
+        errors[rows[i]] = error.what();
+      }
+    }
+  });
+  return words;
+}
+
 // The tokens of those that are drawn on the device; of the others anything. [ids] int64
-Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits) {
+Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits, Errors& errors) {
   const at::Device device = logits.device();
+  const std::vector<std::vector<int32_t>> words = constrained(ids, logits.size(1), errors);
   std::vector<const Sequence*> sequences;
   std::vector<DrawRow> own;
   std::vector<int64_t> own_rows;
@@ -310,9 +332,9 @@ Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits) {
     const Entry& entry = at(ids[row]);
     const Sequence& s = entry.sequence;
     sequences.push_back(&s);
-    if (!batched(s)) continue;
+    if (!batched(s) || s.finish != Finish::kNot) continue;
     own_rows.push_back(static_cast<int64_t>(row));
-    own.push_back({ids[row], &s.row_sampler->settings(), s.tokens, s.prompt_length, entry.length()});
+    own.push_back({ids[row], &s.row_sampler->settings(), s.tokens, s.prompt_length, entry.length(), words[row]});
   }
   Tensor all;
   // Of these rows, from their logits.
@@ -337,25 +359,25 @@ Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits) {
     });
   }
   if (!own.empty()) draw(own_rows, [&](const Tensor& scores) { return batch_sampler_.next(own, scores); });
-  return all;
+  return all.defined() ? all : at::zeros({logits.size(0)}, logits.options().dtype(at::kLong));
 }
 
 // logits: a row for each of the sequences
 std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, const Tensor& logits) {
-  const Tensor there = drawn(ids, logits);
-  const Tensor here = there.defined() ? there.to(at::kCPU).contiguous() : there;
+  Errors errors(ids.size());
+  const Tensor here = drawn(ids, logits, errors).to(at::kCPU).contiguous();
   std::vector<SampledToken> tokens(ids.size());
   for (size_t i = 0; i < ids.size(); ++i) {
     const Sequence& s = at(ids[i]).sequence;
     if (!s.row_sampler || batched(s)) {
       tokens[i].id = here.const_data_ptr<int64_t>()[i];
+      tokens[i].error = std::move(errors[i]);
       continue;
     }
     const Tensor row = logits.select(0, static_cast<int64_t>(i)).to(at::kCPU, at::kFloat).contiguous();
     const std::span scores(row.const_data_ptr<float>(), static_cast<size_t>(row.numel()));
     try {  // what is wrong with one sequence ends no other
       tokens[i] = s.row_sampler->next(scores, s.tokens, s.prompt_length, s.constraint.get());
-      if (s.constraint) s.constraint->accept(tokens[i].id);
     } catch (const std::exception& error) {
       tokens[i].error = error.what();
     }
@@ -365,6 +387,13 @@ std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, co
 
 NewToken Scheduler::append(int64_t id, SampledToken token) {
   Sequence& s = at(id).sequence;
+  if (s.constraint && token.error.empty()) {
+    try {
+      s.constraint->accept(token.id);
+    } catch (const std::exception& error) {
+      token.error = error.what();
+    }
+  }
   if (!token.error.empty()) {
     end(id, Finish::kFailed);
     return {.sequence = id, .id = -1, .finish = Finish::kFailed, .error = std::move(token.error)};
@@ -406,14 +435,24 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
   keep_prompts();
   if (out.ids.empty()) return out;
   if (!all_draw) logits = logits.index_select(0, to_device(last, at::kLong, logits.device()));
-  if (device_draws(out.ids)) {
-    out.tokens = drawn(out.ids, logits);
-    reader_.push(out.tokens);
-  } else {
-    out.logits = logits;
-  }
-  for (const int64_t id : out.ids) ++at(id).in_flight;
+  out.logits = logits;
+  const bool needs_tokens =  // those before, by which a constraint decides
+      std::any_of(out.ids.begin(), out.ids.end(), [&](int64_t id) { return at(id).sequence.constraint != nullptr; });
+  if (!needs_tokens) draw(out);
   return out;
+}
+
+// Launches the draw of the step's tokens, unless the host draws or it was launched before. Tokens before it were read
+// where a sequence has a constraint.
+void Scheduler::draw(Launched& launched) {
+  if (std::exchange(launched.is_drawn, true) || launched.ids.empty()) return;
+  launched.errors.resize(launched.ids.size());
+  if (device_draws(launched.ids)) {
+    launched.tokens = drawn(launched.ids, launched.logits, launched.errors);
+    launched.logits = Tensor();
+    reader_.push(launched.tokens);
+  }
+  for (const int64_t id : launched.ids) ++at(id).in_flight;
 }
 
 // Not where the host has to draw first, where a sequence may have to give its pages back, or where all tokens of a
@@ -442,7 +481,10 @@ std::vector<NewToken> Scheduler::collect(const Launched& launched) {
   std::vector<SampledToken> tokens(ids.size());
   if (launched.tokens.defined()) {
     const std::vector<int64_t> all = reader_.pop();
-    for (size_t i = 0; i < ids.size(); ++i) tokens[i].id = all[rows[i]];
+    for (size_t i = 0; i < ids.size(); ++i) {
+      tokens[i].id = all[rows[i]];
+      tokens[i].error = launched.errors[rows[i]];
+    }
   } else if (!ids.empty()) {
     const bool whole = ids.size() == launched.ids.size();
     const Tensor& logits = launched.logits;
@@ -456,11 +498,14 @@ std::vector<NewToken> Scheduler::collect(const Launched& launched) {
 std::vector<NewToken> Scheduler::step() {
   const c10::InferenceMode inference;
   if (!launched_) launched_ = launch({});
+  draw(*launched_);
   std::optional<Launched> next;
   if (can_run_ahead(*launched_)) next = launch(*launched_);
   if (next && !next->ran) next.reset();
   const Launched now = std::exchange(launched_, std::move(next)).value();
-  return collect(now);
+  std::vector<NewToken> tokens = collect(now);
+  if (launched_) draw(*launched_);
+  return tokens;
 }
 
 }  // namespace hotswap

@@ -6,7 +6,8 @@
 // Where the device draws all tokens of a step, the host launches the next step, whose input they are, before it reads
 // them: the device does not wait for the host. A sequence that then turns out to have ended is in one step too many,
 // whose token is dropped. Every sequence has the tokens that it has without that. Not with pages, where the next step
-// may have to preempt a sequence whose token is not read yet.
+// may have to preempt a sequence whose token is not read yet. What a constraint allows next the host finds out from the
+// token before while the device runs the forward: such a step's draw is launched after that token was read.
 //
 //   Scheduler scheduler(model, {.max_sequences = 8, .max_tokens = 512});
 //   const auto greedy = std::make_shared<Sampler>(GenerationConfig(), model.device());
@@ -22,6 +23,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "hotswap/engine/batch_sampler.h"
@@ -97,12 +99,15 @@ class Scheduler {
     int64_t length() const { return static_cast<int64_t>(sequence.tokens.size()) + in_flight; }
     int64_t new_tokens() const { return sequence.new_tokens() + in_flight; }
   };
+  using Errors = std::vector<std::string>;  // of a step's sequences, why there is no token; empty: none
   // A step whose new tokens were not read yet.
   struct Launched {
     bool ran = false;          // whether there was anything to run
     std::vector<int64_t> ids;  // sequences that get a token, rising
-    Tensor tokens;  // [ids] int64, drawn on the device and on their way to the host; undefined: the host draws
-    Tensor logits;  // [ids, vocab], where the host draws; the runner's next step writes over them
+    Tensor tokens;          // [ids] int64, drawn on the device and on their way to the host; undefined: the host draws
+    Tensor logits;          // [ids, vocab], not drawn from on the device; the runner's next step writes over them
+    bool is_drawn = false;  // or left to the host
+    Errors errors;
   };
   Entry& at(int64_t id);
   bool paged() const { return options_.page_size > 0; }
@@ -122,7 +127,9 @@ class Scheduler {
   StepRow next_row(int64_t id, const Launched& before);
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
   bool device_draws(const std::vector<int64_t>& ids) const;
-  Tensor drawn(const std::vector<int64_t>& ids, const Tensor& logits);
+  void draw(Launched& launched);
+  std::vector<std::vector<int32_t>> constrained(const std::vector<int64_t>& ids, int64_t vocab, Errors& errors);
+  Tensor drawn(const std::vector<int64_t>& ids, const Tensor& logits, Errors& errors);
   std::vector<SampledToken> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
   NewToken append(int64_t id, SampledToken token);
   void end(int64_t id, Finish why);
