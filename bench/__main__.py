@@ -18,7 +18,7 @@ PROGRAMS = {  # name -> file, whose first line is what it measures
         "embeddings",
         "cpu_decode", "cpu_experts", "guessed_tokens", "training_curve", "peer_transformers", "serve_peers", "serve_company", "gguf_folder",
         "hub_speed", "hub_load",  # over loopback
-        "peers", "peers_table", "gpu_model", "gpu_both_hosts", "gpu_generate", "gpu_llama", "gpu_serve_llama", "fsdp",  # on a GPU
+        "peers", "peers_table", "gpu_model", "gpu_both_hosts", "gpu_generate", "gpu_llama", "gpu_serve", "gpu_serve_llama", "fsdp",  # on a GPU
         "mamba_model", "moe_model", "moe_generate", "gpu_plot",
     )},
     "attention": "kernels/attention/bench/attention.py",  # the kernels of one package, on a GPU

@@ -11,9 +11,7 @@ is the faster of its two ways.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,33 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package b
 from bench.gpu_generate import MODELS, random_model  # noqa: E402
 from bench.gpu_llama import PORT, Server, write_gguf  # noqa: E402
 from bench.lib.results import Results, add_flags, gpu  # noqa: E402
-from bench.serve_peers import load  # noqa: E402
-
-
-def write_folder(config, folder: Path) -> None:
-    """config.json, and a tokenizer of as many made-up words."""
-    words = {f"w{i}": i for i in range(config.vocab_size)}
-    model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
-    parts = {"normalizer": None, "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None}
-    tokenizer = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], **parts, "model": model}
-    config.save_pretrained(folder)
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
-class Ours:
-    def __init__(self, args, folder: Path):
-        environment = os.environ | {"HOTSWAP_PACKAGES": str(args.packages.resolve())}
-        command = [args.hotswap, "serve", folder, "--random-weights", "--dtype", "bfloat16", "--device", "cuda", "--port", "0"]
-        command += ["--rows", args.streams, "--max-model-len", args.prompt + args.new_tokens + 1, "--served-model-name", "m"]
-        self.process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, text=True, env=environment)
-        line = self.process.stdout.readline()
-        if not line.startswith("listening on "):
-            sys.exit(f"expected `listening on URL` from `hotswap serve`; got {line!r}")
-        self.url = line.split()[-1]
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(60)
+from bench.lib.serving import load, serving, write_shape  # noqa: E402
 
 
 def main() -> None:
@@ -72,23 +44,24 @@ def main() -> None:
         folder = Path(name)
         model = random_model(args)
         write_gguf(model, folder / "model.gguf")
-        (folder / "shape").mkdir()
-        write_folder(model.config, folder / "shape")
+        write_shape(model.config.to_dict(), folder / "shape")
         del model
         torch.cuda.empty_cache()
         theirs = Server(args.server.resolve(), folder / "model.gguf", args.streams, args.prompt + args.new_tokens + 1, "--no-kv-unified")
         try:
             theirs.wait(120)
-            ours = Ours(args, folder / "shape")
-            found: dict[str, list[float]] = {ours.url: [], f"http://127.0.0.1:{PORT}": []}
-            for url in found:  # graphs are captured, memory grows
-                load(args, url, args.streams, args.prompt, args.new_tokens)
-            for _ in range(args.turns):
-                for url, rates in found.items():
-                    row = load(args, url, 2 * args.streams, args.prompt, args.new_tokens)
-                    rates.append(row["value"])
-                    print("ours     " if url == ours.url else "llama.cpp", json.dumps(row), flush=True)
-            ours.stop()
+            flags = ["--random-weights", "--dtype", "bfloat16", "--device", "cuda", "--rows", args.streams, "--served-model-name", "m"]
+            flags += ["--max-model-len", args.prompt + args.new_tokens + 1]
+            with serving(args.hotswap, args.packages, folder / "shape", *flags) as url:
+                found: dict[str, list[float]] = {url: [], f"http://127.0.0.1:{PORT}": []}
+                asked = {"streams": args.streams, "prompt_tokens": args.prompt, "new_tokens": args.new_tokens}
+                for side in found:  # graphs are captured, memory grows
+                    load(args.hotswap, side, requests=args.streams, **asked)
+                for _ in range(args.turns):
+                    for side, rates in found.items():
+                        row = load(args.hotswap, side, requests=2 * args.streams, **asked)
+                        rates.append(row["value"])
+                        print("ours     " if side == url else "llama.cpp", json.dumps(row), flush=True)
         finally:
             theirs.stop()
     here, there = (statistics.median(rates) for rates in found.values())

@@ -12,7 +12,6 @@ answer one prompt greedily, and their texts have to begin alike.
 import argparse
 import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where the package bench is
 from bench.lib import llama_cpp  # noqa: E402
 from bench.lib.results import Results, add_flags  # noqa: E402
+from bench.lib.serving import load, serving  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -51,21 +51,6 @@ def write_bfloat16(source: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-@contextlib.contextmanager
-def ours(args, model: Path):
-    environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads), HOTSWAP_PACKAGES=str(args.packages.resolve()))
-    command = [args.hotswap, "serve", model, "--port", "0", "--rows", args.streams, "--device", "cpu", "--dtype", "bfloat16", *args.flags]
-    server = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        line = server.stdout.readline()
-        if not line.startswith("listening on "):
-            sys.exit(f"expected `listening on URL` from `hotswap serve`; got {line!r}")
-        yield line.split()[-1]
-    finally:
-        server.terminate()
-        server.wait(60)
 
 
 @contextlib.contextmanager
@@ -98,15 +83,6 @@ def greedy(url: str) -> str:
         return json.load(answer)["choices"][0]["text"]
 
 
-def load(args, url: str, requests: int, prompt: int, new_tokens: int) -> dict:
-    command = [args.hotswap, "bench", "serve", "--url", url, "--streams", args.streams, "--requests", requests]
-    command += ["--prompt-tokens", prompt, "--new-tokens", new_tokens]
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"the load failed: {done.stderr[-2000:]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, required=True)
@@ -125,7 +101,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "bfloat16.gguf"
         write_bfloat16(args.gguf, model)
-        with ours(args, model) as here, llama(args, model) as there:
+        flags = ["--rows", args.streams, "--device", "cpu", "--dtype", "bfloat16", *args.flags]
+        ours = serving(args.hotswap, args.packages, model, *flags, OMP_NUM_THREADS=str(args.threads))
+        with ours as here, llama(args, model) as there:
             texts = greedy(here), greedy(there)
             print("ours     :", texts[0], "\nllama.cpp:", texts[1])
             if texts[0][:12] != texts[1][:12]:
@@ -133,7 +111,8 @@ def main() -> None:
             found = {here: [], there: []}
             for _ in range(args.turns):
                 for url in found:
-                    found[url].append(load(args, url, 4 * args.streams, 64, 128))
+                    asked = {"streams": args.streams, "requests": 4 * args.streams, "prompt_tokens": 64, "new_tokens": 128}
+                    found[url].append(load(args.hotswap, url, **asked))
                     print("ours     " if url == here else "llama.cpp", json.dumps(found[url][-1]), flush=True)
     rate = {url: statistics.median(r["value"] for r in rows) for url, rows in found.items()}
     report.add(kind="model", what=f"serve: {args.streams} streams of 64 + 128 tokens", shape=args.gguf.stem, dtype="bfloat16",

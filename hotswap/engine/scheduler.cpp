@@ -57,6 +57,21 @@ Tensor history_of(const Draw& draw, const std::vector<const Sequence*>& sequence
   return to_device(tokens, at::kLong, device).view({static_cast<int64_t>(draw.rows.size()), -1});
 }
 
+// work(row) of these rows, several at once: a grammar takes tens of microseconds a row, and the device waits for all of
+// them. What is wrong with one sequence ends no other: its error goes to error_of(row).
+template <class Work, class ErrorOf>
+void each_alone(const std::vector<size_t>& rows, const Work& work, const ErrorOf& error_of) {
+  parallel_for(0, static_cast<int64_t>(rows.size()), 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      try {
+        work(rows[i]);
+      } catch (const std::exception& error) {
+        error_of(rows[i]) = error.what();
+      }
+    }
+  });
+}
+
 }  // namespace
 
 Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
@@ -308,16 +323,9 @@ std::vector<std::vector<int32_t>> Scheduler::constrained(const std::vector<int64
     const Sequence& s = at(ids[row]).sequence;
     if (batched(s) && s.constraint && s.finish == Finish::kNot) rows.push_back(row);
   }
-  // A grammar takes tens of microseconds a row, and the device waits for all rows.
-  parallel_for(0, static_cast<int64_t>(rows.size()), 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      try {  // what is wrong with one sequence ends no other
-        words[rows[i]] = allowed_words(*at(ids[rows[i]]).sequence.constraint, vocab);
-      } catch (const std::exception& error) {
-        errors[rows[i]] = error.what();
-      }
-    }
-  });
+  each_alone(
+      rows, [&](size_t row) { words[row] = allowed_words(*at(ids[row]).sequence.constraint, vocab); },
+      [&](size_t row) -> std::string& { return errors[row]; });
   return words;
 }
 
@@ -385,15 +393,19 @@ std::vector<SampledToken> Scheduler::sampled(const std::vector<int64_t>& ids, co
   return tokens;
 }
 
+// Tells the sequences' constraints their tokens.
+void Scheduler::accept(const std::vector<int64_t>& ids, std::vector<SampledToken>& tokens) {
+  std::vector<size_t> rows;
+  for (size_t row = 0; row < ids.size(); ++row) {
+    if (at(ids[row]).sequence.constraint && tokens[row].error.empty()) rows.push_back(row);
+  }
+  each_alone(
+      rows, [&](size_t row) { at(ids[row]).sequence.constraint->accept(tokens[row].id); },
+      [&](size_t row) -> std::string& { return tokens[row].error; });
+}
+
 NewToken Scheduler::append(int64_t id, SampledToken token) {
   Sequence& s = at(id).sequence;
-  if (s.constraint && token.error.empty()) {
-    try {
-      s.constraint->accept(token.id);
-    } catch (const std::exception& error) {
-      token.error = error.what();
-    }
-  }
   if (!token.error.empty()) {
     end(id, Finish::kFailed);
     return {.sequence = id, .id = -1, .finish = Finish::kFailed, .error = std::move(token.error)};
@@ -490,6 +502,7 @@ std::vector<NewToken> Scheduler::collect(const Launched& launched) {
     const Tensor& logits = launched.logits;
     tokens = sampled(ids, whole ? logits : logits.index_select(0, to_device(rows, at::kLong, logits.device())));
   }
+  accept(ids, tokens);
   std::vector<NewToken> out;
   for (size_t i = 0; i < ids.size(); ++i) out.push_back(append(ids[i], std::move(tokens[i])));
   return out;

@@ -131,6 +131,7 @@ class Scheduler {
   std::vector<std::vector<int32_t>> constrained(const std::vector<int64_t>& ids, int64_t vocab, Errors& errors);
   Tensor drawn(const std::vector<int64_t>& ids, const Tensor& logits, Errors& errors);
   std::vector<SampledToken> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
+  void accept(const std::vector<int64_t>& ids, std::vector<SampledToken>& tokens);
   NewToken append(int64_t id, SampledToken token);
   void end(int64_t id, Finish why);
 
