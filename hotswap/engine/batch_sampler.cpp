@@ -248,42 +248,28 @@ Tensor less_likely(const Rows& rows, const Tensor& scores, const Tensor& counts)
   return at::where(counts > 0, repeated - again, scores);
 }
 
-// Words of bits, row after row, of rows that have them: [rows, words] int32 on the device.
-Tensor words_of(const Rows& rows, int64_t words, at::Device device) {
-  const auto options = at::TensorOptions(at::kInt).pinned_memory(device.is_cuda());
-  const Tensor out = at::empty({static_cast<int64_t>(rows.size()), words}, options);
-  int32_t* to = out.mutable_data_ptr<int32_t>();
-  for (const DrawRow* row : rows) to = std::copy_n(row->allowed.begin(), words, to);
-  return out.to(device, /*non_blocking=*/true);
-}
-
 }  // namespace
 
-Tensor BatchSampler::allowed_scores(const Rows& rows, const Tensor& scores) {
-  Rows own;
-  std::vector<int64_t> members;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i]->allowed.empty()) continue;
-    own.push_back(rows[i]);
-    members.push_back(static_cast<int64_t>(i));
-  }
-  if (own.empty()) return scores;
+Tensor BatchSampler::allowed_scores(const Rows& rows, const Tensor& scores, const Tensor& allowed) {
+  if (!allowed.defined() || allowed.size(0) == 0) return scores;
   if (!bits_of_byte_.defined()) {
     const auto counted = [&](int64_t end) { return at::arange(end, at::TensorOptions(at::kInt)); };
     bits_of_byte_ = counted(256).unsqueeze(1).bitwise_right_shift(counted(8)).bitwise_and(1).to(at::kBool);
     bits_of_byte_ = bits_of_byte_.to(scores.device());
   }
-  constexpr int64_t kWordBits = 32;
-  const int64_t vocab = scores.size(1), words = (vocab + kWordBits - 1) / kWordBits;
-  const Tensor bytes = words_of(own, words, scores.device()).view(at::kByte).reshape({-1});
-  const Tensor bits = bits_of_byte_.index_select(0, bytes.to(at::kInt)).view({-1, words * kWordBits});
-  const Tensor allowed = bits.narrow(1, 0, vocab);
-  if (own.size() == rows.size()) return at::where(allowed, scores, kExcluded);
-  const Tensor index = to_device(members, at::kLong, scores.device());
-  return scores.index_copy(0, index, at::where(allowed, scores.index_select(0, index), kExcluded));
+  const Tensor bytes = allowed.to(scores.device(), /*non_blocking=*/true).view(at::kByte).reshape({-1}).to(at::kInt);
+  const Tensor bits = bits_of_byte_.index_select(0, bytes).view({allowed.size(0), -1});
+  const Tensor may = bits.narrow(1, 0, scores.size(1));
+  std::vector<int64_t> own;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (rows[i]->constrained) own.push_back(static_cast<int64_t>(i));
+  }
+  if (own.size() == rows.size()) return at::where(may, scores, kExcluded);
+  const Tensor index = to_device(own, at::kLong, scores.device());
+  return scores.index_copy(0, index, at::where(may, scores.index_select(0, index), kExcluded));
 }
 
-Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logits) {
+Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logits, const Tensor& allowed) {
   Rows rows;
   for (const DrawRow& row : draws) rows.push_back(&row);
   Tensor scores = logits, index;
@@ -294,7 +280,7 @@ Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logit
     const Tensor counts = counts_.of(penalised.rows, scores.size(1), scores.device());
     scores = scores.index_copy(0, index, less_likely(penalised.rows, scores.index_select(0, index), counts));
   }
-  scores = without_ends(rows, allowed_scores(rows, biased(rows, scores)));
+  scores = without_ends(rows, allowed_scores(rows, biased(rows, scores), allowed));
   const Tensor ids = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
   const auto all = rows.size();
   if (sample_) {

@@ -29,8 +29,8 @@ struct DrawRow {
   const RowSampling* settings = nullptr;
   std::span<const int64_t> tokens;  // of the prompt and new ones, those that the host knows; at the first draw all
   int64_t prompt_length = 0;
-  int64_t length = 0;                     // tokens so far, with those that only the device knows
-  std::span<const int32_t> allowed = {};  // as TokenConstraint::allowed() leaves them; empty: any id
+  int64_t length = 0;        // tokens so far, with those that only the device knows
+  bool constrained = false;  // whether BatchSampler::next() has words of it
 };
 
 // How often each sequence has had each token, on the device.
@@ -60,13 +60,15 @@ class BatchSampler {
   // Whether the device draws by these settings: else the host has to read the logits, to report from them.
   static bool draws_by(const RowSampling& settings) { return !settings.logprobs; }
 
-  // logits: [rows, vocab] any floating type, left as they are. -> [rows] int64 on their device
-  Tensor next(const std::vector<DrawRow>& rows, const Tensor& logits);
+  // logits: [rows, vocab] any floating type, left as they are. allowed: of each constrained row, in their order, the
+  // words that its TokenConstraint wrote, [constrained rows, constraint_words(vocab)] int32 on the host, as staged()
+  // has it. -> [rows] int64 on the logits' device
+  Tensor next(const std::vector<DrawRow>& rows, const Tensor& logits, const Tensor& allowed = {});
   void forget(int64_t sequence) { counts_.forget(sequence); }
 
  private:
   std::function<Sample::Signature> sample_;
-  Tensor allowed_scores(const std::vector<const DrawRow*>& rows, const Tensor& scores);
+  Tensor allowed_scores(const std::vector<const DrawRow*>& rows, const Tensor& scores, const Tensor& allowed);
   TokenCounts counts_;   // of those with penalties
   Tensor bits_of_byte_;  // [256, 8] bool, lowest bit first, on the logits' device
 };

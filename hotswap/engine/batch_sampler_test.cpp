@@ -13,6 +13,7 @@
 #include <set>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/engine/device_copy.h"
 #include "hotswap/engine/test_families.h"
 #include "hotswap/kernelize/package/package.h"
 
@@ -95,9 +96,23 @@ std::vector<DrawRow> rows_of(const std::vector<Text>& texts, int64_t unknown = 0
     const auto length = static_cast<int64_t>(text.tokens.size());
     rows.push_back({static_cast<int64_t>(i), &text.settings,
                     std::span(text.tokens).first(static_cast<size_t>(length - unknown)), text.prompt_length, length,
-                    text.allowed});
+                    !text.allowed.empty()});
   }
   return rows;
+}
+
+Tensor words_of(const std::vector<Text>& texts) {
+  std::vector<int64_t> all;
+  int64_t rows = 0;
+  for (const Text& text : texts) {
+    all.insert(all.end(), text.allowed.begin(), text.allowed.end());
+    rows += text.allowed.empty() ? 0 : 1;
+  }
+  return rows == 0 ? Tensor() : staged(all, at::kInt, at::kCPU).view({rows, -1});
+}
+
+Tensor drawn(BatchSampler&& sampler, const std::vector<Text>& texts, const Tensor& logits) {
+  return sampler.next(rows_of(texts), logits, words_of(texts));
 }
 
 Ids ids_in(const Tensor& ids) {
@@ -148,7 +163,8 @@ TEST_P(Draws, WhatTheHostDraws) {
     for (int64_t step = 0; step < 6; ++step) {
       const Tensor logits = some_logits(random, count, vocab), before = logits.clone();
       const Ids expected = by_the_host(texts, logits);
-      ASSERT_EQ(ids_in(sampler.next(rows_of(texts, step > 0 ? 1 : 0), logits)), expected) << seed << ", step " << step;
+      ASSERT_EQ(ids_in(sampler.next(rows_of(texts, step > 0 ? 1 : 0), logits, words_of(texts))), expected)
+          << seed << ", step " << step;
       EXPECT_TRUE(logits.equal(before)) << "the logits are the caller's";
       for (size_t i = 0; i < texts.size(); ++i) {
         texts[i].tokens.push_back(expected[i]);
@@ -166,11 +182,10 @@ TEST_P(Draws, ARowTheSameInAnyCompanyAndAnyRow) {
   std::mt19937_64 random(5);
   const std::vector<Text> texts = some_texts(random, kRows, kVocab);
   const Tensor logits = some_logits(random, kRows, kVocab);
-  const Ids all = ids_in(sampler().next(rows_of(texts), logits));
-  EXPECT_EQ(ids_in(sampler().next(rows_of({texts.rbegin(), texts.rend()}), logits.flip(0))),
-            Ids(all.rbegin(), all.rend()));
+  const Ids all = ids_in(drawn(sampler(), texts, logits));
+  EXPECT_EQ(ids_in(drawn(sampler(), {texts.rbegin(), texts.rend()}, logits.flip(0))), Ids(all.rbegin(), all.rend()));
   for (int64_t i = 0; i < kRows; ++i) {
-    EXPECT_EQ(ids_in(sampler().next(rows_of({texts[i]}), logits.narrow(0, i, 1))), Ids{all[i]}) << i;
+    EXPECT_EQ(ids_in(drawn(sampler(), {texts[i]}, logits.narrow(0, i, 1))), Ids{all[i]}) << i;
   }
 }
 
@@ -179,9 +194,9 @@ TEST_P(Draws, FromHalfPrecisionAndWhatIsNoNumber) {
   std::mt19937_64 random(6);
   const std::vector<Text> texts = some_texts(random, 9, 50);
   const Tensor half = some_logits(random, 9, 50).to(at::kBFloat16);
-  EXPECT_EQ(ids_in(sampler().next(rows_of(texts), half)), by_the_host(texts, half.to(at::kFloat)));
+  EXPECT_EQ(ids_in(drawn(sampler(), texts, half)), by_the_host(texts, half.to(at::kFloat)));
   for (const float wrong : {NAN, -INFINITY, INFINITY}) {
-    const Tensor ids = sampler().next(rows_of(texts), at::zeros({9, 50}, at::TensorOptions(at::kFloat)).fill_(wrong));
+    const Tensor ids = drawn(sampler(), texts, at::zeros({9, 50}, at::TensorOptions(at::kFloat)).fill_(wrong));
     for (const int64_t id : ids_in(ids)) EXPECT_TRUE(id >= 0 && id < 50) << id << " of " << wrong;
   }
 }
@@ -237,8 +252,9 @@ TEST_P(Draws, AndReadsNothingOnTheHostAndCallsNoMoreForMoreRows) {
       for (Text& text : texts) text.allowed.assign(settings.top_k > 0 ? (kVocab + 31) / 32 : 0, 5);
       const Tensor logits = at::zeros({count, kVocab}, at::TensorOptions(at::kFloat));
       BatchSampler sampler = this->sampler();
-      sampler.next(rows_of(texts), logits);  // slots for what is counted
-      return operations([&] { sampler.next(rows_of(texts), logits); });
+      const Tensor words = words_of(texts);
+      sampler.next(rows_of(texts), logits, words);  // slots for what is counted
+      return operations([&] { sampler.next(rows_of(texts), logits, words); });
     };
     const auto few = calls(2);
     EXPECT_GT(few.size(), 0u);

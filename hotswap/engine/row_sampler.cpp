@@ -70,7 +70,9 @@ bool is_set(std::span<const int32_t> words, size_t id) {
 }
 
 void keep_allowed(std::vector<float>& scores, TokenConstraint& constraint) {
-  const std::vector<int32_t> words = allowed_words(constraint, static_cast<int64_t>(scores.size()));
+  const auto vocab = static_cast<int64_t>(scores.size());
+  std::vector<int32_t> words(static_cast<size_t>(constraint_words(vocab)));
+  write_allowed(constraint, vocab, words);
   for (size_t id = 0; id < scores.size(); ++id) {
     if (!is_set(words, id)) scores[id] = kNever;
   }
@@ -78,14 +80,13 @@ void keep_allowed(std::vector<float>& scores, TokenConstraint& constraint) {
 
 }  // namespace
 
-std::vector<int32_t> allowed_words(TokenConstraint& constraint, int64_t vocab) {
-  std::vector<int32_t> words(static_cast<size_t>(vocab + 31) / 32);
+void write_allowed(TokenConstraint& constraint, int64_t vocab, std::span<int32_t> words) {
   constraint.allowed(words);
   const size_t whole = static_cast<size_t>(vocab) / 32;
   bool any =
       std::any_of(words.begin(), words.begin() + static_cast<std::ptrdiff_t>(whole), [](int32_t w) { return w; });
   for (size_t id = whole * 32; id < static_cast<size_t>(vocab); ++id) any = any || is_set(words, id);
-  if (any) return words;
+  if (any) return;
   throw Error({.kind = ErrorKind::kInternal,
                .wanted = "a grammar that allows some token to come next",
                .got = "none",

@@ -52,8 +52,10 @@ class TokenConstraint {
   virtual bool ended() const = 0;       // nothing more may come
 };
 
-// The constraint's words for ids of the vocabulary. Error where it allows none.
-std::vector<int32_t> allowed_words(TokenConstraint& constraint, int64_t vocab);
+// Words of a constraint for the ids of a vocabulary.
+inline int64_t constraint_words(int64_t vocab) { return (vocab + 31) / 32; }
+// TokenConstraint::allowed(). Error where it allows no id of the vocabulary.
+void write_allowed(TokenConstraint& constraint, int64_t vocab, std::span<int32_t> words);
 
 class RowSampler {
  public:

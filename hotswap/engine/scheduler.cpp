@@ -1,5 +1,6 @@
 #include "hotswap/engine/scheduler.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
@@ -57,16 +58,16 @@ Tensor history_of(const Draw& draw, const std::vector<const Sequence*>& sequence
   return to_device(tokens, at::kLong, device).view({static_cast<int64_t>(draw.rows.size()), -1});
 }
 
-// work(row) of these rows, several at once: a grammar takes tens of microseconds a row, and the device waits for all of
-// them. What is wrong with one sequence ends no other: its error goes to error_of(row).
+// work(i) of each i below count, several at once: a grammar takes tens of microseconds a row, and the device waits for
+// all of them. What is wrong with one sequence ends no other: its error goes to error_of(i).
 template <class Work, class ErrorOf>
-void each_alone(const std::vector<size_t>& rows, const Work& work, const ErrorOf& error_of) {
-  parallel_for(0, static_cast<int64_t>(rows.size()), 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
+void each_alone(size_t count, const Work& work, const ErrorOf& error_of) {
+  parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t first, int64_t last) {
+    for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i) {
       try {
-        work(rows[i]);
+        work(i);
       } catch (const std::exception& error) {
-        error_of(rows[i]) = error.what();
+        error_of(i) = error.what();
       }
     }
   });
@@ -314,35 +315,39 @@ bool Scheduler::device_draws(const std::vector<int64_t>& ids) const {
   });
 }
 
-// What their constraints allow next: of each sequence words of bits, none where it has no constraint or has ended.
-std::vector<std::vector<int32_t>> Scheduler::constrained(const std::vector<int64_t>& ids, int64_t vocab,
-                                                         Errors& errors) {
-  std::vector<std::vector<int32_t>> words(ids.size());
-  std::vector<size_t> rows;
-  for (size_t row = 0; row < ids.size(); ++row) {
-    const Sequence& s = at(ids[row]).sequence;
-    if (batched(s) && s.constraint && s.finish == Finish::kNot) rows.push_back(row);
-  }
+// What their constraints allow next, of those that have one and go on: `rows`, of ids. [rows, words] int32 on the host
+Tensor Scheduler::allowed(const std::vector<int64_t>& ids, const std::vector<size_t>& rows, int64_t vocab,
+                          Errors& errors) {
+  const auto options = at::TensorOptions(at::kInt).pinned_memory(pool_.device().is_cuda());
+  const int64_t words = constraint_words(vocab);
+  const Tensor all = at::empty({static_cast<int64_t>(rows.size()), words}, options);
+  int32_t* const begin = all.mutable_data_ptr<int32_t>();
   each_alone(
-      rows, [&](size_t row) { words[row] = allowed_words(*at(ids[row]).sequence.constraint, vocab); },
-      [&](size_t row) -> std::string& { return errors[row]; });
-  return words;
+      rows.size(),
+      [&](size_t i) {
+        const std::span own(begin + static_cast<int64_t>(i) * words, static_cast<size_t>(words));
+        write_allowed(*at(ids[rows[i]]).sequence.constraint, vocab, own);
+      },
+      [&](size_t i) -> std::string& { return errors[rows[i]]; });
+  return all;
 }
 
 // The tokens of those that are drawn on the device; of the others anything. [ids] int64
 Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits, Errors& errors) {
   const at::Device device = logits.device();
-  const std::vector<std::vector<int32_t>> words = constrained(ids, logits.size(1), errors);
   std::vector<const Sequence*> sequences;
   std::vector<DrawRow> own;
   std::vector<int64_t> own_rows;
+  std::vector<size_t> constrained;
   for (size_t row = 0; row < ids.size(); ++row) {
     const Entry& entry = at(ids[row]);
     const Sequence& s = entry.sequence;
     sequences.push_back(&s);
     if (!batched(s) || s.finish != Finish::kNot) continue;
     own_rows.push_back(static_cast<int64_t>(row));
-    own.push_back({ids[row], &s.row_sampler->settings(), s.tokens, s.prompt_length, entry.length(), words[row]});
+    const bool has_words = s.constraint != nullptr;
+    if (has_words) constrained.push_back(row);
+    own.push_back({ids[row], &s.row_sampler->settings(), s.tokens, s.prompt_length, entry.length(), has_words});
   }
   Tensor all;
   // Of these rows, from their logits.
@@ -366,7 +371,10 @@ Tensor Scheduler::drawn(const std::vector<int64_t>& ids, const Tensor& logits, E
       return shared.sampler->next(scores, history_of(shared, sequences, device), /*length=*/{}, made);
     });
   }
-  if (!own.empty()) draw(own_rows, [&](const Tensor& scores) { return batch_sampler_.next(own, scores); });
+  if (!own.empty()) {
+    const Tensor words = constrained.empty() ? Tensor() : allowed(ids, constrained, logits.size(1), errors);
+    draw(own_rows, [&](const Tensor& scores) { return batch_sampler_.next(own, scores, words); });
+  }
   return all.defined() ? all : at::zeros({logits.size(0)}, logits.options().dtype(at::kLong));
 }
 
@@ -400,8 +408,8 @@ void Scheduler::accept(const std::vector<int64_t>& ids, std::vector<SampledToken
     if (at(ids[row]).sequence.constraint && tokens[row].error.empty()) rows.push_back(row);
   }
   each_alone(
-      rows, [&](size_t row) { at(ids[row]).sequence.constraint->accept(tokens[row].id); },
-      [&](size_t row) -> std::string& { return tokens[row].error; });
+      rows.size(), [&](size_t i) { at(ids[rows[i]]).sequence.constraint->accept(tokens[rows[i]].id); },
+      [&](size_t i) -> std::string& { return tokens[rows[i]].error; });
 }
 
 NewToken Scheduler::append(int64_t id, SampledToken token) {

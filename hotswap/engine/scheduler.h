@@ -128,7 +128,7 @@ class Scheduler {
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
   bool device_draws(const std::vector<int64_t>& ids) const;
   void draw(Launched& launched);
-  std::vector<std::vector<int32_t>> constrained(const std::vector<int64_t>& ids, int64_t vocab, Errors& errors);
+  Tensor allowed(const std::vector<int64_t>& ids, const std::vector<size_t>& rows, int64_t vocab, Errors& errors);
   Tensor drawn(const std::vector<int64_t>& ids, const Tensor& logits, Errors& errors);
   std::vector<SampledToken> sampled(const std::vector<int64_t>& ids, const Tensor& logits);
   void accept(const std::vector<int64_t>& ids, std::vector<SampledToken>& tokens);
