@@ -3,7 +3,7 @@
     package_id_test.py --build build
 
 Two halves. The list of files that each id was made of, against what the compilers say that they read. And for a copy of
-the tree, a byte more in each file of kernels/: the ids whose list has the file change, the others do not.
+the tree, a byte more in each file of kernels/: an id changes with each file of its list, and not with all others at once.
 """
 
 import argparse
@@ -67,35 +67,32 @@ def check_edits(lists: dict[str, set[str]], copy: Path) -> list[str]:
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
     shutil.copytree(ROOT / "kernels", copy / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    contents = {f.relative_to(copy).as_posix(): f.read_bytes() for f in (copy / "kernels").rglob("*") if f.is_file()}
 
-    def ids(only_isa: str = "") -> dict[str, str]:
-        found = {}
-        for name, files in lists.items():
-            package, _, backend = name.rpartition("_")
-            roots = [copy / f for f in sorted(files) if Path(f).suffix not in HEADERS]  # headers are found again
-            source = copy / "kernels" / package
-            args = SimpleNamespace(source=source, root=copy, backend=backend, files=roots, out=copy / f"{name}.h",
-                                   only_isa=only_isa)
-            tool.make_id(args)
-            found[name] = args.out.read_text().split()[-1]
-        return found
+    def id_of(name: str, edited: set[str] = frozenset(), only_isa: str = "") -> str:
+        """Of the package, with a byte more in these files."""
+        for file in edited:
+            (copy / file).write_bytes(contents[file] + b"\n")
+        package, _, backend = name.rpartition("_")
+        roots = [copy / f for f in sorted(lists[name]) if Path(f).suffix not in HEADERS]  # headers are found again
+        args = SimpleNamespace(source=copy / "kernels" / package, root=copy, backend=backend, files=roots,
+                               out=copy / f"{name}.h", only_isa=only_isa)
+        tool.make_id(args)
+        for file in edited:
+            (copy / file).write_bytes(contents[file])
+        return args.out.read_text().split()[-1]
 
-    first, wrong = ids(), []
-    for file in sorted((copy / "kernels").rglob("*")):
-        if not file.is_file():
-            continue
-        name, before = file.relative_to(copy).as_posix(), file.read_bytes()
-        file.write_bytes(before + b"\n")
-        after = ids()
-        file.write_bytes(before)
-        changed = {package for package in first if first[package] != after[package]}
-        expected = {package for package in lists if name in lists[package]}
-        if changed != expected:
-            wrong.append(f"{name}: expected new ids for {sorted(expected)}; got {sorted(changed)}")
-    if ids() != first:
-        wrong.append("the same bytes give other ids")
-    if any(of_one == first[name] for name, of_one in ids("v4").items()):
-        wrong.append("expected other ids for packages of one instruction set; got the same")
+    wrong = []
+    for name, files in lists.items():
+        first, others = id_of(name), contents.keys() - files
+        wrong += [f"{name}: expected a new id after an edit of {file}; got the same" for file in sorted(files) if id_of(name, {file}) == first]
+        if id_of(name, others) != first:  # all at once; which of them it is, one by one
+            found = [file for file in sorted(others) if id_of(name, {file}) != first]
+            wrong.append(f"{name}: expected the same id after an edit of {found or 'all other files'}; got a new one")
+        if id_of(name) != first:
+            wrong.append(f"{name}: the same bytes give other ids")
+        if id_of(name, only_isa="v4") == first:
+            wrong.append(f"{name}: expected another id for a package of one instruction set; got the same")
     return wrong
 
 
