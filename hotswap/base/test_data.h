@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdio>
 #include <map>
-#include <memory>
 #include <vector>
 
 #include "hotswap/base/test_support.h"
@@ -63,23 +62,62 @@ class WithTransformers : public Base {
   }
 };
 
-// The folder that hotswap/<script> fills, made once for each test program: importing Python's libraries takes seconds.
-inline const std::filesystem::path& made_data(const std::string& script) {
-  static std::map<std::string, std::unique_ptr<TempFolder>> made;
-  auto& folder = made[script];
-  if (!folder) {
-    auto fresh = std::make_unique<TempFolder>();
-    const auto file = source_folder() / "hotswap" / script;
-    const PythonRun run = run_script(file, fresh->path().string());
-    if (run.status != 0) {
-      throw Error({.kind = ErrorKind::kUnavailable,
-                   .wanted = cat("golden files from ", script),
-                   .got = cat("exit status ", run.status, ": ", run.output),
-                   .next = cat("./x test installs what it imports into .venv; the tests' Python is ", test_python())});
+// All that golden files depend on, as a digest: the scripts, the licence that some train on, and what the tests' Python
+// has installed.
+inline constexpr const char* kMadeFrom = R"py(
+import hashlib, importlib.metadata, os, sys
+from pathlib import Path
+root, every_key = Path(sys.argv[1]), os.environ.get("HOTSWAP_CONFIG_KEYS", "")
+libraries = sorted(f"{found.name} {found.version}" for found in importlib.metadata.distributions())
+digest = hashlib.sha256("\n".join([sys.version, every_key, *libraries]).encode())
+for file in [root / "LICENSE", *sorted((root / "hotswap").rglob("*.py"))]:
+    digest.update(f"{file}\0".encode() + file.read_bytes())
+print(digest.hexdigest()[:16], end="")
+)py";
+
+inline Error no_golden_files(const std::string& script, const PythonRun& run) {
+  return Error({.kind = ErrorKind::kUnavailable,
+                .wanted = cat("golden files from ", script),
+                .got = cat("exit status ", run.status, ": ", run.output),
+                .next = cat("./x test installs what it imports into .venv; the tests' Python is ", test_python())});
+}
+
+// Where the scripts fill their folders: test-data/<digest> of the build, which stays for the programs and runs to come.
+// Folders of other digests go.
+inline const std::filesystem::path& made_folder() {
+  static const std::filesystem::path folder = [] {
+    const TempFolder scratch;
+    const PythonRun run = run_script(scratch.write("made_from.py", kMadeFrom), source_folder().string());
+    if (run.status != 0) throw no_golden_files("all scripts", run);
+    const std::filesystem::path all = own_binary_path()->parent_path().parent_path() / "test-data";
+    std::filesystem::create_directories(all / run.output);
+    const FileLock lock(all);
+    for (const auto& entry : std::filesystem::directory_iterator(all)) {
+      if (entry.path().filename() != run.output) std::filesystem::remove_all(entry.path());
     }
-    folder = std::move(fresh);
+    return all / run.output;
+  }();
+  return folder;
+}
+
+// The folder that hotswap/<script> fills. It is made once, by the first test program that needs it, since importing
+// Python's libraries takes seconds; tests only read it.
+inline const std::filesystem::path& made_data(const std::string& script) {
+  static std::map<std::string, std::filesystem::path> made;
+  auto& folder = made[script];
+  if (!folder.empty()) return folder;
+  const std::filesystem::path target = made_folder() / std::filesystem::path(script).replace_extension();
+  std::filesystem::create_directories(target.parent_path());
+  const FileLock lock(cat(target.string(), ".lock"));  // another program may be making it
+  const std::filesystem::path whole = cat(target.string(), ".whole");
+  if (!std::filesystem::exists(whole)) {
+    std::filesystem::remove_all(target);  // of a script that was interrupted
+    std::filesystem::create_directories(target);
+    const PythonRun run = run_script(source_folder() / "hotswap" / script, target.string());
+    if (run.status != 0) throw no_golden_files(script, run);
+    write_file(whole, "");
   }
-  return folder->path();
+  return folder = target;
 }
 
 inline std::filesystem::path recorded_data() { return source_folder() / "../shared/data"; }

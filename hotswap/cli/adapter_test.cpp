@@ -58,16 +58,17 @@ TEST_F(CliAdapter, KernelizeSaysWhatStaysStock) {
 }
 
 TEST_F(CliAdapter, MergedNeedsNoAdapter) {
-  write_file(folder_ / "model/chat_template.jinja", "{{ messages }}");
+  const fs::path model = file("model");
+  fs::copy(folder_ / "model", model, fs::copy_options::recursive);
+  write_file(model / "chat_template.jinja", "{{ messages }}");
   const auto out = file("merged");
-  const Outcome outcome = run("merge " + model_ + adapter_ + " " + out.string());
+  const Outcome outcome = run("merge " + model.string() + adapter_ + " " + out.string());
   ASSERT_EQ(outcome.status, 0) << outcome.err;
   expect_has(outcome.out, {out.string(), "adapter"});
   EXPECT_EQ(generated(out.string()), OutJson(expected_));
   for (const char* name : {"config.json", "model.safetensors", "generation_config.json", "chat_template.jinja"})
     EXPECT_TRUE(fs::exists(out / name)) << name;
-  EXPECT_EQ(read_file(out / "generation_config.json"), read_file(folder_ / "model/generation_config.json"));
-  fs::remove(folder_ / "model/chat_template.jinja");
+  EXPECT_EQ(read_file(out / "generation_config.json"), read_file(model / "generation_config.json"));
   // what exists is left as it is
   const Outcome again = run("merge " + model_ + adapter_ + " " + out.string());
   EXPECT_EQ(again.status, 1);
