@@ -8,6 +8,7 @@ folder with another model, such as SmolLM2-135M, which takes a quarter of an hou
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,13 +18,20 @@ ROOT = Path(__file__).resolve().parent.parent
 VARIABLE = "HOTSWAP_TEST_CURVE_MODEL"
 
 
-def curve(args: argparse.Namespace, model: Path, text: Path, *further: str) -> int:
+def curves(args: argparse.Namespace, layers: list[list[str]], model: Path, text: Path, *further: str) -> int:
+    """How many of our curves, a list of flags for each, differ from transformers', which trains once."""
+    environment = dict(os.environ, HF_HUB_OFFLINE="1", USE_HUB_KERNELS="0", OMP_NUM_THREADS="1")
     with tempfile.TemporaryDirectory() as output:
         command = [args.python, ROOT / "bench/training_curve.py", "--model", model, "--text", text, "--output", output,
                    "--hotswap", args.build / "bin/hotswap", *further]  # fmt: skip
-        print(f"{model.name} on {text.name}, {' '.join(further) or 'stock layers'}", flush=True)
-        environment = dict(os.environ, HF_HUB_OFFLINE="1", USE_HUB_KERNELS="0", OMP_NUM_THREADS="1")
-        return subprocess.run([str(part) for part in command], env=environment).returncode
+        side = lambda *more: subprocess.run([str(part) for part in (*command, "--side", *more)], env=environment).returncode
+        failed = side("transformers")
+        for flags in layers:
+            print(f"{model.name} on {text.name}, {' '.join(flags) or 'stock layers'}", flush=True)
+            failed += side("ours", *flags) or side("compare")
+            shutil.rmtree(Path(output) / "ours", ignore_errors=True)
+            (Path(output) / "ours.json").unlink(missing_ok=True)
+    return failed
 
 
 def main() -> None:
@@ -37,9 +45,9 @@ def main() -> None:
         print(f"training_curve: skipped: no {args.data}")
         sys.exit(77)
     if own:
-        sys.exit(curve(args, Path(own), args.data / "text/tinyshakespeare.txt"))
+        sys.exit(curves(args, [[]], Path(own), args.data / "text/tinyshakespeare.txt"))
     small = (args.data / "models/stories260k", args.data / "text/buster_bear.txt", "--batch", "4", "--learning-rate", "1e-3")
-    failed = curve(args, *small) + curve(args, *small, "--use-kernels")
+    failed = curves(args, [[], ["--use-kernels"]], *small)
     print(f"not tested: the curve of a larger model: {VARIABLE} names none")
     sys.exit(1 if failed else 0)
 
