@@ -35,6 +35,8 @@ Tensor gelu_quick(const Tensor& x) { return at::mul(x, at::sigmoid(at::mul(x, 1.
 
 Tensor relu_squared(const Tensor& x) { return at::pow(at::relu(x), 2.0); }
 
+Tensor tanh(const Tensor& x) { return at::tanh(x); }
+
 constexpr ActivationKind kActivationKinds[] = {
     {"silu", "SiLU", silu},
     {"swish", "SiLU", silu},
@@ -44,6 +46,7 @@ constexpr ActivationKind kActivationKinds[] = {
     {"gelu_fast", "FastGELU", gelu_fast},
     {"quick_gelu", "QuickGELU", gelu_quick},
     {"relu2", "ReLUSquared", relu_squared},
+    {"tanh", "Tanh", tanh},
 };
 
 }  // namespace

@@ -63,6 +63,7 @@ void refuse_what_sdpa_lacks(const AttentionOptions& o) {
   if (o.softcap != 0) found.emplace_back("a softcap");
   if (o.sinks.defined()) found.emplace_back("sinks");
   if (o.alibi_slopes.defined()) found.emplace_back("ALiBi");
+  if (o.bias.defined()) found.emplace_back("a bias of scores");
   if (found.empty()) return;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted = "attention that torch's scaled_dot_product_attention computes",
@@ -109,6 +110,7 @@ Tensor stock::eager(const Tensor& q, const Tensor& k, const Tensor& v, const Att
   const Tensor key = repeat_heads(k.transpose(1, 2), groups), value = repeat_heads(v.transpose(1, 2), groups);
   Tensor scores =
       at::mul(at::matmul(q.transpose(1, 2), key.transpose(2, 3)), o.scale);  // [batch, heads, time, kv_time]
+  if (o.bias.defined()) scores = at::add(scores, o.bias);
   if (o.softcap != 0) scores = at::mul(at::tanh(at::div(scores, o.softcap)), o.softcap);
   if (o.alibi_slopes.defined()) {
     const Tensor far = at::mul(metadata.distance(time, k).abs(), o.alibi_slopes.to(at::kFloat).view({-1, 1, 1}));

@@ -27,6 +27,7 @@ struct AttentionOptions {
   double softcap = 0;         // scores become softcap * tanh(scores / softcap); 0: off
   Tensor sinks = {};          // [heads]: one more score in each softmax, of no value; or undefined
   Tensor alibi_slopes = {};   // [heads]: takes slope * the distance of query and key away; or undefined
+  Tensor bias = {};           // [batch, heads, time, kv_time], added to the scaled scores; or undefined
   double dropout = 0;         // of the weights; already 0 outside training
 };
 
@@ -83,7 +84,7 @@ class AttentionMetadata {
 
   // Whether a query misses a key for any other reason than causality.
   bool hides(int64_t time, int64_t kv_time, const AttentionOptions& options) const;
-  // true where a query may see a key; the same as numbers to add to the scores: 0, or the lowest of k's dtype.
+  // true where a query may see a key; the same as values to add to the scores: 0, or the lowest of k's dtype.
   Tensor visible(int64_t time, const Tensor& k,
                  const AttentionOptions& options) const;                              // [1 or batch, 1, time, kv_time]
   Tensor bias(int64_t time, const Tensor& k, const AttentionOptions& options) const;  // [1 or batch, 1, time, kv_time]

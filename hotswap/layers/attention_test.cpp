@@ -142,6 +142,17 @@ TEST_F(Attention, FollowsEveryRule) {
   EXPECT_THROW(attention_kind("flash_attention_9"), Error);
 }
 
+TEST_F(Attention, ABiasIsAddedToScaledScores) {
+  const at::NoGradGuard no_grad;
+  const Tensor q = random({2, 5, 4, 3}), k = random(q.sizes()), v = random(q.sizes()), bias = random({2, 4, 5, 5});
+  const AttentionOptions o{.scale = 0.3, .causal = false, .bias = bias};
+  const auto heads_first = [](const Tensor& x) { return x.to(at::kDouble).transpose(1, 2); };
+  const Tensor scores = heads_first(q).matmul(heads_first(k).transpose(2, 3)) * 0.3 + bias;
+  const Tensor expected = (scores.exp() / scores.exp().sum(-1, true)).matmul(heads_first(v)).transpose(1, 2);
+  EXPECT_LE(relative_l2(stock::eager(q, k, v, o, {}), expected), 2e-6);
+  EXPECT_THROW(stock::sdpa(q, k, v, o, {}), Error);
+}
+
 TEST_F(Attention, PackedSequencesAndStaticPositions) {
   const at::NoGradGuard no_grad;
   const Tensor q = random({1, 7, 4, 4}), k = random({1, 7, 2, 4}), v = random(k.sizes());

@@ -63,7 +63,7 @@ class SelfAttention : public TokenMixer {
   const DecoderLayerSlot* layer_slot_ = nullptr;
 };
 
-// "sdpa", or "eager" where a layer below the module has what sdpa lacks (softcap, sinks).
+// "sdpa", or "eager" where a layer below the module has what sdpa lacks (softcap, sinks, a bias).
 const char* stock_attention_of(Module& module);
 // Lets every attention below a module run this stock forward where no kernel is bound.
 void set_stock_attention(Module& module, const AttentionKind& kind);

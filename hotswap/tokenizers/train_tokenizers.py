@@ -8,7 +8,7 @@ import struct
 import sys
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 LICENSE = Path(__file__).resolve().parents[2] / "LICENSE"
 LINES = LICENSE.read_text().splitlines() + [
@@ -96,6 +96,18 @@ def unigram(normalizer, pre_tokenizer, byte_fallback=False, decoder=None):
     return out
 
 
+def deberta(normalizer, punctuation):
+    """DeBERTa-v3's: as transformers 5 makes it, and as converted from SentencePiece's file, which are published."""
+    split = pre_tokenizers.Metaspace(replacement="\u2581", prepend_scheme="always")
+    parts = [pre_tokenizers.Punctuation(behavior="isolated"), split] if punctuation else [split]
+    out = unigram(normalizer, pre_tokenizers.Sequence(parts), decoder=decoders.Metaspace())
+    special = [("<s>", 1), ("</s>", 2)]
+    out.post_processor = processors.TemplateProcessing(
+        single="<s>:0 $A:0 </s>:0", pair="<s>:0 $A:0 </s>:0 $B:1 </s>:1", special_tokens=special
+    )
+    return out
+
+
 def bpe(normalizer, pre_tokenizer, post_processor, decoder, **affixes):
     special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(vocab_size=500, special_tokens=special, show_progress=False, **affixes)
@@ -117,6 +129,18 @@ def main():
         "unigram": unigram(table, pre_tokenizers.Metaspace(), decoder=decoders.Metaspace()),
         "unigram_bytes": unigram(marian, pre_tokenizers.Metaspace(), True, decoders.ByteFallback()),
         "unigram_nmt": unigram(normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()]), None),
+        "deberta": deberta(
+            normalizers.Sequence(
+                [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC(), normalizers.Strip(left=False)]
+            ),
+            punctuation=False,
+        ),
+        "deberta_converted": deberta(
+            normalizers.Sequence(
+                [normalizers.Lowercase(), normalizers.Strip(), table, normalizers.Replace(Regex(" {2,}"), " ")]
+            ),
+            punctuation=True,
+        ),
         "scripts": unigram(
             normalizers.NFKD(), pre_tokenizers.Sequence([pre_tokenizers.UnicodeScripts(), pre_tokenizers.Whitespace()])
         ),

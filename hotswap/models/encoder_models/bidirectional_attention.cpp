@@ -8,6 +8,7 @@ namespace {
 SlotNeeds attention_needs(const BidirectionalAttentionOptions& o) {
   SlotNeeds needs{.features = {}, .numbers = {{"head_dims", {o.head_dim}}}};
   if (o.window > 0) needs.features.emplace_back("window");
+  if (o.biased) needs.features.emplace_back("bias");
   return needs;
 }
 
@@ -15,7 +16,7 @@ SlotNeeds attention_needs(const BidirectionalAttentionOptions& o) {
 
 BidirectionalAttention::BidirectionalAttention(const BidirectionalAttentionOptions& o)
     : options_(o),
-      attention_options_{.scale = std::pow(static_cast<double>(o.head_dim), -0.5),
+      attention_options_{.scale = o.scale.value_or(std::pow(static_cast<double>(o.head_dim), -0.5)),
                          .causal = false,
                          .window_left = o.window > 0 ? o.window : -1,
                          .window_right = o.window > 0 ? o.window : -1},
@@ -28,21 +29,25 @@ Tensor BidirectionalAttention::heads(const Tensor& x) const {
 }
 
 Tensor BidirectionalAttention::forward(const Tensor& q, const Tensor& k, const Tensor& v,
-                                       const AttentionMetadata& metadata, const std::vector<int64_t>& lengths) const {
+                                       const AttentionMetadata& metadata, const std::vector<int64_t>& lengths,
+                                       const ScoreBias& bias) const {
   AttentionOptions options = attention_options_;
   options.dropout = training() ? options_.dropout : 0;
   const bool by_kernel = attention_.bound() && options.dropout == 0;
   const auto attend = [&](const Tensor& queries, const Tensor& keys, const Tensor& values,
                           const AttentionMetadata& of) {
-    return options.dropout == 0 ? attention_(queries, keys, values, options, of)
-                                : stock::sdpa(queries, keys, values, options, of);
+    AttentionOptions with = options;
+    if (bias) with.bias = bias(queries, keys);
+    if (with.dropout == 0) return attention_(queries, keys, values, with, of);
+    return bias ? stock::eager(queries, keys, values, with, of) : stock::sdpa(queries, keys, values, with, of);
   };
   const AttentionMetadata plain;
-  const Tensor out = lengths.empty() || by_kernel
-                         ? attend(q, k, v, metadata)
-                         : attend_by_length(q, k, v, lengths, [&](const auto& qs, const auto& ks, const auto& vs) {
-                             return attend(qs, ks, vs, plain);
-                           });
+  const Tensor out =
+      lengths.empty() || by_kernel
+          ? attend(q, k, v, metadata)
+          : by_length(
+                lengths, [&](const auto& qs, const auto& ks, const auto& vs) { return attend(qs, ks, vs, plain); }, q,
+                k, v);
   return out.reshape({q.size(0), q.size(1), -1});
 }
 

@@ -2,6 +2,9 @@
 // family's checkpoints name them otherwise.
 #pragma once
 
+#include <functional>
+#include <optional>
+
 #include "hotswap/layers/attention.h"
 #include "hotswap/layers/slot.h"
 
@@ -9,9 +12,14 @@ namespace hotswap {
 
 struct BidirectionalAttentionOptions {
   int64_t num_heads, head_dim;
-  int64_t window = 0;  // tokens that a query sees to each side; 0: all
-  double dropout = 0;  // in training
+  int64_t window = 0;                          // tokens that a query sees to each side; 0: all
+  double dropout = 0;                          // in training
+  std::optional<double> scale = std::nullopt;  // of the scores; none: head_dim^-0.5
+  bool biased = false;                         // forward() gets a ScoreBias
 };
+
+// What is added to the scaled scores: of q, k [rows, time, heads, head_dim] -> [rows, heads, time, time].
+using ScoreBias = std::function<Tensor(const Tensor& q, const Tensor& k)>;
 
 class BidirectionalAttention : public Module {
  public:
@@ -19,7 +27,7 @@ class BidirectionalAttention : public Module {
   // q, k, v: [rows, time, heads, head_dim] -> [rows, time, heads * head_dim]. `lengths`: of the sequences that one row
   // packs, where it packs some.
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMetadata& metadata,
-                 const std::vector<int64_t>& lengths) const;
+                 const std::vector<int64_t>& lengths, const ScoreBias& bias = nullptr) const;
   int64_t num_heads() const { return options_.num_heads; }
   Tensor heads(const Tensor& x) const;  // [rows, time, heads * head_dim] -> [rows, time, heads, head_dim]
 
@@ -30,10 +38,9 @@ class BidirectionalAttention : public Module {
 };
 
 // Of packed sequences: `forward` of each run of neighbours of one length as a batch of its own, so that no mask is made
-// and no score of two sequences.
-template <typename Forward>  // Tensor(q, k, v), each [sequences, length, heads, head_dim]
-Tensor attend_by_length(const Tensor& q, const Tensor& k, const Tensor& v, const std::vector<int64_t>& lengths,
-                        const Forward& forward) {
+// and no token meets one of another sequence.
+template <typename Forward, typename... Inputs>  // Tensor(inputs...), each [sequences, length, ...]
+Tensor by_length(const std::vector<int64_t>& lengths, const Forward& forward, const Inputs&... inputs) {
   std::vector<Tensor> outputs;
   int64_t begin = 0;
   for (size_t i = 0; i < lengths.size();) {
@@ -43,7 +50,7 @@ Tensor attend_by_length(const Tensor& q, const Tensor& k, const Tensor& v, const
     const auto part = [&](const Tensor& x) {
       return x.squeeze(0).narrow(0, begin, tokens).unflatten(0, {count, lengths[i]});
     };
-    outputs.push_back(forward(part(q), part(k), part(v)).flatten(0, 1));
+    outputs.push_back(forward(part(inputs)...).flatten(0, 1));
     begin += tokens;
     i = end;
   }

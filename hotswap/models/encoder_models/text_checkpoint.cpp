@@ -23,6 +23,10 @@ bool is_table(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
+bool is_left_out(const TextFamily& family, const std::string& name) {
+  return std::find(family.leaves_out.begin(), family.leaves_out.end(), name) != family.leaves_out.end();
+}
+
 std::string first_part(const std::string& name) { return name.substr(0, name.find('.')); }
 
 }  // namespace
@@ -52,7 +56,7 @@ TextCheckpoint::TextCheckpoint(std::unique_ptr<const Checkpoint> file, TextModel
   for (const auto& [plain, name] : files) {
     if (used.contains(name) || is_table(plain)) continue;
     // Of the trunk: load_into() refuses it. A pooler that the task makes no use of is a head's.
-    if (parts.contains(first_part(plain)) && !plain.starts_with("pooler.")) {
+    if (parts.contains(first_part(plain)) && !plain.starts_with("pooler.") && !is_left_out(model.family(), plain)) {
       stored_[name] = name;
     } else {
       unread_.push_back(name);

@@ -43,6 +43,7 @@ struct TextParts {
   bool has_position_table = true;  // with no row beyond max_positions
   double initializer_range = 0.02;
   std::string stock_attention = "sdpa";
+  bool soft_labels = false;  // several a text, without problem_type: shares of classes, not classes of their own
 };
 
 struct TextFamily {
@@ -51,6 +52,7 @@ struct TextFamily {
   std::string prefix;      // "bert": of the trunk's tensors in checkpoints of models with a head
   TextParts (*make)(const Json& config, TextTask task);
   std::vector<TextTask> tasks;
+  std::vector<std::string> leaves_out = {};  // tensors that checkpoints may have and no model of the family reads
 };
 
 // A family's file has one at namespace scope.

@@ -1,12 +1,15 @@
 #include "hotswap/models/encoder_models/text_loss.h"
 
 #include <ATen/ops/binary_cross_entropy_with_logits.h>
+#include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/mse_loss.h>
 
 #include "hotswap/base/error.h"
 
 namespace hotswap {
 namespace {
+
+constexpr const char* kSoftLabels = "shares of classes";  // which no config.json names
 
 [[noreturn]] void refuse_labels(const TextLabels& of, const std::string& right) {
   throw Error({.kind = ErrorKind::kInvalidArgument,
@@ -19,8 +22,8 @@ namespace {
 std::string problem_of(const TextLabels& of) {
   if (!of.problem_type.empty()) return of.problem_type;
   if (of.logits.size(1) == 1) return "regression";
-  return at::isIntegralType(of.labels.scalar_type(), /*includeBool=*/false) ? "single_label_classification"
-                                                                            : "multi_label_classification";
+  if (at::isIntegralType(of.labels.scalar_type(), /*includeBool=*/false)) return "single_label_classification";
+  return of.soft ? kSoftLabels : "multi_label_classification";
 }
 
 }  // namespace
@@ -38,8 +41,8 @@ Tensor text_loss(const ClassLoss& classes, const TextLabels& of) {
     }
     return classes.forward(of.logits, of.labels);
   }
-  const bool regression = problem == "regression";
-  if (!regression && problem != "multi_label_classification") {
+  const bool regression = problem == "regression", soft = of.problem_type.empty() && problem == kSoftLabels;
+  if (!regression && !soft && problem != "multi_label_classification") {
     throw Error({.kind = ErrorKind::kUnsupported,
                  .wanted = "a problem_type: regression, single_label_classification or multi_label_classification",
                  .got = cat('"', problem, '"'),
@@ -50,6 +53,7 @@ Tensor text_loss(const ClassLoss& classes, const TextLabels& of) {
     refuse_labels(of, cat("labels [", texts, one ? "]" : cat(", ", width, "]")));
   }
   const Tensor labels = of.labels.view_as(of.logits);
+  if (soft) return at::cross_entropy_loss(of.logits, labels.to(of.logits.scalar_type()));
   return regression ? at::mse_loss(of.logits, labels.to(of.logits.scalar_type()))
                     : at::binary_cross_entropy_with_logits(of.logits, labels.to(of.logits.scalar_type()));
 }

@@ -21,6 +21,7 @@ struct TextLabels {
   const Tensor& logits;
   const Tensor& labels;
   std::string problem_type;  // config.json's; empty: none
+  bool soft = false;         // TextParts::soft_labels
 };
 Tensor text_loss(const ClassLoss& classes, const TextLabels& of);
 

@@ -134,7 +134,10 @@ TextOutput TextModel::forward(const TextArguments& a) {
 Tensor TextModel::loss_of(const Tensor& logits, const Tensor& labels) const {
   const auto& classes = dynamic_cast<const ClassLoss&>(*loss_);
   if (task_ == TextTask::kSequenceClassification) {
-    return text_loss(classes, {logits, labels, config_json_.get<std::string>("problem_type", "")});
+    return text_loss(classes, {.logits = logits,
+                               .labels = labels,
+                               .problem_type = config_json_.get<std::string>("problem_type", ""),
+                               .soft = parts_->soft_labels});
   }
   if (labels.dim() != 2 || labels.size(0) != logits.size(0) || labels.size(1) != logits.size(1)) {
     throw Error({.kind = ErrorKind::kInvalidArgument,

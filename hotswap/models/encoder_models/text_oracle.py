@@ -49,6 +49,8 @@ def labels_of(task, config, mask):
             return torch.randn(rows)
         if getattr(config, "problem_type", None) == "multi_label_classification":
             return torch.randint(0, 2, (rows, config.num_labels)).float()
+        if getattr(config, "soft_labels", False):  # the cases' own key
+            return torch.softmax(torch.randn(rows, config.num_labels), -1)
         return torch.randint(0, config.num_labels, (rows,))
     labels = torch.randint(0, config.num_labels if task == "token" else config.vocab_size, (rows, time))
     labels[mask == 0] = -100
@@ -101,6 +103,8 @@ def write_task(folder, task, config, time):
         result = model(**inputs, **extra, labels=out["labels"])
         result.loss.backward()
         out["logits"], out["loss"] = result.logits.detach(), result.loss.detach()
+        if task == "sequence":  # DeBERTa's has no second dimension where it has one label
+            out["logits"] = out["logits"].view(len(ids), -1)
         out |= {f"grad.{name}": p.grad.clone() for name, p in first_names(model).items() if p.grad is not None}
     with torch.no_grad():
         fresh = CLASSES[task].from_config(config, dtype=torch.float32).eval()

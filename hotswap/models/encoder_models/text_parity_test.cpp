@@ -38,6 +38,10 @@ constexpr const char* kModernBase = R"({"vocab_size": 97, "hidden_size": 48, "in
     "num_hidden_layers": 4, "num_attention_heads": 6, "max_position_embeddings": 64, "local_attention": 6,
     "pad_token_id": 0, "cls_token_id": 1, "bos_token_id": 1, "sep_token_id": 2, "eos_token_id": 2, "num_labels": 3})";
 
+constexpr const char* kDebertaBase = R"({"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80,
+    "num_hidden_layers": 3, "num_attention_heads": 6, "max_position_embeddings": 40, "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0, "num_labels": 3, "relative_attention": true, "pos_att_type": "p2c|c2p"})";
+
 constexpr TextCase kTextCases[] = {
     {"bert", "plain", "{}", 17},
     {"bert", "odd_sizes_one_label", R"({"vocab_size": 101, "hidden_size": 30, "intermediate_size": 37,
@@ -78,6 +82,22 @@ constexpr TextCase kTextCases[] = {
         "sliding_attention", "sliding_attention"], "problem_type": "multi_label_classification", "hidden_size": 24,
         "num_attention_heads": 2, "intermediate_size": 31, "local_attention": 2})",
      19},
+    {"deberta-v2", "as_v3", R"({"position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": true,
+        "position_biased_input": false})",
+     31},
+    {"deberta-v2", "as_xlarge_types_one_label", R"({"position_buckets": 7, "pos_att_type": ["c2p", "p2c"],
+        "conv_kernel_size": 3, "conv_act": "gelu", "type_vocab_size": 2, "embedding_size": 32, "num_labels": 1,
+        "attention_head_size": 8, "norm_rel_ebd": "none | layer_norm", "max_relative_positions": 12})",
+     20},
+    {"deberta-v2", "words_to_distances_soft_labels", R"({"pos_att_type": "c2p", "max_relative_positions": 5,
+        "conv_kernel_size": 5, "conv_groups": 2, "legacy": false, "soft_labels": true, "num_attention_heads": 4,
+        "pooler_hidden_act": "tanh", "hidden_act": "gelu_new", "layer_norm_eps": 1e-5})",
+     17},
+    {"deberta-v2", "distances_to_words_untied_several_labels", R"({"pos_att_type": "p2c", "tie_word_embeddings": false,
+        "problem_type": "multi_label_classification", "hidden_size": 36, "num_attention_heads": 3, "num_labels": 4,
+        "intermediate_size": 41, "position_buckets": 4, "pad_token_id": 2})",
+     23},
+    {"deberta-v2", "no_distances", R"({"relative_attention": false, "num_hidden_layers": 1})", 9},
 };
 
 struct TaskName {
@@ -92,6 +112,7 @@ constexpr TaskName kTasks[] = {{"base", TextTask::kBase},
 const char* base_of(const std::string& family) {
   if (family == "distilbert") return kDistilBase;
   if (family == "modernbert") return kModernBase;
+  if (family == "deberta-v2") return kDebertaBase;
   return kBertBase;
 }
 
@@ -329,6 +350,53 @@ TEST_P(TextParity, SavedModelIsTheSameModel) {
 
 INSTANTIATE_TEST_SUITE_P(Families, TextParity, testing::ValuesIn(kTextCases),
                          [](const auto& info) { return text_case_name(info.param); });
+
+Json deberta_with(const char* differs) {
+  OrderedJson config = OrderedJson::parse(kDebertaBase);
+  config["model_type"] = "deberta-v2";
+  config.update(OrderedJson::parse(differs));
+  return Json::parse(config.dump(), "config.json");
+}
+
+// As published: DeBERTa-v3's files have a table of positions that its config leaves out, and all refuse others.
+TEST(TextFamilies, DebertaLeavesOutATableOfPositions) {
+  const TempFolder folder;
+  const auto model = AutoModel::from_config(deberta_with("{}"));
+  model->init_weights(3);
+  model->save_pretrained(folder.path());
+  OrderedJson config = Json::read(folder / "config.json").raw();
+  config["position_biased_input"] = false;
+  test_support::put_file(folder / "config.json", config.dump());
+  EXPECT_NO_THROW(AutoModel::from_pretrained(folder.path(), {.exact_head = true}));
+  config["relative_attention"] = false;
+  test_support::put_file(folder / "config.json", config.dump());
+  test_support::expect_has(test_support::message_of([&] { AutoModel::from_pretrained(folder.path()); }),
+                           {"rel_embeddings"});
+}
+
+TEST(TextFamilies, DebertasConfigIsChecked) {
+  const auto refused = [](const char* differs) {
+    return test_support::message_of([&] { AutoModel::from_config(deberta_with(differs)); });
+  };
+  test_support::expect_has(refused(R"({"position_buckets": 1})"), {"position_buckets", "1 and 40"});
+  test_support::expect_has(refused(R"({"position_buckets": 80})"), {"position_buckets", "80 and 40"});
+  test_support::expect_has(refused(R"({"attention_head_size": 9})"), {"attention_head_size other than 8"});
+  test_support::expect_has(refused(R"({"pos_att_type": "c2p|p2p"})"), {"pos_att_type of p2p"});
+  test_support::expect_has(refused(R"({"conv_kernel_size": 4})"), {"odd conv_kernel_size", "4 and 1"});
+  test_support::expect_has(refused(R"({"conv_kernel_size": 3, "conv_act": "cube"})"), {"conv_act", "cube"});
+}
+
+// No kernel knows a bias of scores, and that is the report's reason; all else is bound.
+TEST(TextFamilies, DebertasAttentionIsStockForAReason) {
+  const auto model = AutoModel::from_config(deberta_with("{}"));
+  model->init_weights(3);
+  model->eval();
+  EXPECT_EQ(model->attn_implementation(), "eager");
+  const KernelReport& report = model->kernelize(Mode::INFERENCE);
+  for (const KernelRow& row : report.rows) {
+    EXPECT_EQ(row.package.has_value(), row.layer != "attention") << row.name << " " << row.layer << ": " << row.reason;
+  }
+}
 
 TEST(TextFamilies, EachHasFourConfigurations) {
   for (const std::string& type : encoder_types()) {

@@ -58,13 +58,18 @@ Tensor EncoderEmbeddings::forward(const TextBatch& batch) const {
   return dropped_out(norm_.forward(x), dropout_, training());
 }
 
-PostNormBlock::PostNormBlock(const EncoderConfig& c, const PostNormNames& names, bool drops_attention_output)
-    : dropout_(c.hidden_dropout),
-      drops_attention_output_(drops_attention_output),
-      query_(c.hidden_size, c.hidden_size, /*with_bias=*/true),
+BidirectionalAttentionOptions PostNormBlock::attention_options(const EncoderConfig& c) {
+  return {.num_heads = c.num_attention_heads, .head_dim = c.head_dim(), .dropout = c.attention_dropout};
+}
+
+PostNormBlock::PostNormBlock(const EncoderConfig& c, const PostNormNames& names, bool drops_attention_output,
+                             const BidirectionalAttentionOptions& attention)
+    : query_(c.hidden_size, c.hidden_size, /*with_bias=*/true),
       key_(c.hidden_size, c.hidden_size, /*with_bias=*/true),
       value_(c.hidden_size, c.hidden_size, /*with_bias=*/true),
-      attention_({.num_heads = c.num_attention_heads, .head_dim = c.head_dim(), .dropout = c.attention_dropout}),
+      dropout_(c.hidden_dropout),
+      drops_attention_output_(drops_attention_output),
+      attention_(attention),
       attention_output_(c.hidden_size, c.hidden_size, /*with_bias=*/true),
       attention_norm_(c.hidden_size, c.layer_norm_eps),
       up_(c.hidden_size, c.intermediate_size, /*with_bias=*/true),
@@ -83,9 +88,10 @@ PostNormBlock::PostNormBlock(const EncoderConfig& c, const PostNormNames& names,
   own(names.output_norm, output_norm_);
 }
 
-Tensor PostNormBlock::forward(const Tensor& x, const EncoderContext& context) const {
+Tensor PostNormBlock::forward(const Tensor& x, const EncoderContext& context, const ScoreBias& bias) const {
   const auto heads = [&](const Linear& projection) { return attention_.heads(projection.forward(x)); };
-  const Tensor seen = attention_.forward(heads(query_), heads(key_), heads(value_), context.attention, context.lengths);
+  const Tensor seen =
+      attention_.forward(heads(query_), heads(key_), heads(value_), context.attention, context.lengths, bias);
   const Tensor attended =
       dropped_out(attention_output_.forward(seen), drops_attention_output_ ? dropout_ : 0, training());
   const Tensor h = attention_norm_.forward(at::add(attended, x));
@@ -121,11 +127,11 @@ Tensor PostNormTrunk::pooled(const Tensor& hidden, const TextBatch& batch) {
 }
 
 MaskedLMHead::MaskedLMHead(const EncoderConfig& c, Embedding& words, const MaskedLMNames& names, const char* activation)
-    : dense_(c.hidden_size, c.hidden_size, /*with_bias=*/true),
+    : dense_(c.hidden_size, words.data().size(1), /*with_bias=*/true),
       activation_(activation_kind(activation, "hidden_act")),
-      norm_(c.hidden_size, c.layer_norm_eps),
+      norm_(words.data().size(1), c.layer_norm_eps),
       decoder_(c.tie_word_embeddings ? Linear(words.weight)
-                                     : Linear(c.hidden_size, c.vocab_size, /*with_bias=*/false)) {
+                                     : Linear(words.data().size(1), c.vocab_size, /*with_bias=*/false)) {
   // A decoder that is not tied has a bias of its own, and the other one stays in files, unread.
   const std::string of_decoder = cat(names.decoder, ".bias");
   if (!c.tie_word_embeddings && of_decoder != names.bias)

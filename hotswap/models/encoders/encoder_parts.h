@@ -56,13 +56,20 @@ inline constexpr PostNormNames kBertNames = {"attention.self.query",   "attentio
 //   hidden = norm(hidden + attention(hidden)); hidden = norm(hidden + mlp(hidden))
 class PostNormBlock : public Module {
  public:
-  PostNormBlock(const EncoderConfig& config, const PostNormNames& names, bool drops_attention_output = true);
-  Tensor forward(const Tensor& x, const EncoderContext& context) const;  // [rows, time, hidden_size]
+  PostNormBlock(const EncoderConfig& config, const PostNormNames& names, bool drops_attention_output = true)
+      : PostNormBlock(config, names, drops_attention_output, attention_options(config)) {}
+  // `bias`: of the attention, where its options have one. [rows, time, hidden_size] -> the same
+  Tensor forward(const Tensor& x, const EncoderContext& context, const ScoreBias& bias = nullptr) const;
+
+ protected:
+  static BidirectionalAttentionOptions attention_options(const EncoderConfig& config);
+  PostNormBlock(const EncoderConfig& config, const PostNormNames& names, bool drops_attention_output,
+                const BidirectionalAttentionOptions& attention);
+  Linear query_, key_, value_;
 
  private:
   double dropout_;
   bool drops_attention_output_;
-  Linear query_, key_, value_;
   BidirectionalAttention attention_;
   Linear attention_output_;
   LayerNorm attention_norm_;
