@@ -18,10 +18,11 @@ namespace {
 
 // In the contract's words: what a kernel that takes this layer's place must have.
 SlotNeeds needs_of(const SelfAttentionOptions& o) {
-  SlotNeeds needs{.features = {"causal"}, .numbers = {{"head_dims", {o.head_dim}}}};
+  SlotNeeds needs{.features = {}, .numbers = {{"head_dims", {o.head_dim}}}};
   const auto need = [&](bool needed, const char* feature) {
     if (needed) needs.features.emplace_back(feature);
   };
+  need(o.causal, "causal");
   need(o.num_heads != o.num_kv_heads, "gqa");
   need(o.sliding_window > 0, "window");
   need(o.chunk > 0, "chunk");
@@ -49,7 +50,9 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
       o_proj_(o.num_heads * o.head_dim, o.hidden_size, o.output_bias),
       rotary_fn_(o.interleaved_rotary),
       attention_options_{.scale = o.scale.value_or(std::pow(static_cast<double>(o.head_dim), -0.5)),
+                         .causal = o.causal,
                          .window_left = o.sliding_window - 1,
+                         .window_right = o.causal ? -1 : o.sliding_window - 1,
                          .chunk = o.chunk,
                          .softcap = o.softcap},
       attention_(this, "attention", "attention/1", stock::sdpa, needs_of(o)) {

@@ -35,6 +35,7 @@ struct SelfAttentionOptions {
   double softcap = 0;
   bool sinks = false;  // a parameter "sinks" [num_heads]
   double dropout = 0;  // in training
+  bool causal = true;  // false: a query also sees keys after its own, as many as before it
 };
 
 class SelfAttention : public TokenMixer {

@@ -34,6 +34,15 @@ std::set<std::string> layers_with_slots(Module& model) {
   return layers;
 }
 
+ModelConfig config_to_generate_with(const Family& family, const Json& json) {
+  ModelConfig config = family.read_config(json);
+  if (config.causal) return config;
+  throw Error({.kind = ErrorKind::kUnsupported,
+               .wanted = "a model whose tokens see only those before them, to generate text with",
+               .got = cat("use_bidirectional_attention = true in ", json.where()),
+               .next = "read texts with it: hotswap embed, or SentenceEncoder and AutoModel in C++"});
+}
+
 // Not of a step with a cache: nobody trains there, and its mask counts tokens that no router saw in this call.
 void add_aux_loss(const MixtureConfig& mixture, const ForwardArguments& a, CausalLMOutput& out) {
   if (out.router_logits.empty() || !mixture.router_aux_loss_coef || a.cache != nullptr || a.step != nullptr) return;
@@ -44,7 +53,7 @@ void add_aux_loss(const MixtureConfig& mixture, const ForwardArguments& a, Causa
 }  // namespace
 
 CausalLM::Parts::Parts(const Family& family, const Json& json)
-    : config(family.read_config(json)),
+    : config(config_to_generate_with(family, json)),
       trunk(config, family.make_block),
       fused_step(family.make_fused_step != nullptr ? family.make_fused_step(config, trunk) : nullptr),
       lm_head(config.tie_word_embeddings ? Linear(trunk.embed_tokens.weight, config.head_bias ? config.vocab_size : 0)

@@ -43,6 +43,7 @@ struct ModelConfig {
   bool head_bias = false;                                 // of the output head
   bool attention_bias = false, mlp_bias = false;
   double attention_dropout = 0;
+  bool causal = true;  // false: tokens see those after them; such a model reads text and generates none
   ResidualDropout residual_dropout;
   std::optional<double> attention_scale;                           // of the scores; none: head_dim^-0.5
   double attn_logit_softcapping = 0, final_logit_softcapping = 0;  // 0: off

@@ -113,6 +113,7 @@ TextParts make_parts(const Json& json, TextTask task) {
 TextFamily decoder_text_family(const Family& family) {
   std::string stem = family.class_name;
   stem.resize(stem.find("For"));
+  if (std::string_view(family.model_type).ends_with("_text")) stem += "Text";  // Gemma3TextModel
   return {.model_type = family.model_type,
           .class_stem = stem,
           .prefix = "model",

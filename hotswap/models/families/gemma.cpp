@@ -17,7 +17,6 @@ ModelConfig read_gemma_config(const Json& json, ConfigDefaults defaults) {
   defaults.activation = "gelu_pytorch_tanh";
   defaults.tie_word_embeddings = true;
   ModelConfig c = read_decoder_config(json, defaults);
-  refuse_if(json.get<bool>("use_bidirectional_attention", false), json, "use_bidirectional_attention");
   c.norm_offset = 1;
   c.norm_casting = "gemma";
   c.embedding_multiplier = std::sqrt(static_cast<double>(c.hidden_size));
@@ -25,6 +24,8 @@ ModelConfig read_gemma_config(const Json& json, ConfigDefaults defaults) {
   c.mlp_bias = false;  // whatever a config says, as transformers has it
   return c;
 }
+
+bool sees_both_sides(const Json& json) { return json.get<bool>("use_bidirectional_attention", false); }
 
 TensorRules gemma_gguf_rules(const std::vector<std::pair<const char*, const char*>>& norms) {
   const auto less_one = [](const at::Tensor& weight) { return at::sub(weight, 1); };
@@ -42,6 +43,7 @@ namespace hotswap::gemma {
 namespace {
 
 ModelConfig read_config(const Json& json) {
+  refuse_if(sees_both_sides(json), json, "use_bidirectional_attention");
   ModelConfig c = read_gemma_config(json, {});
   check_layer_types(c, json);
   return c;

@@ -71,6 +71,7 @@ namespace hotswap::gemma2 {
 namespace {
 
 ModelConfig read_config(const Json& json) {
+  refuse_if(sees_both_sides(json), json, "use_bidirectional_attention");
   ModelConfig c = read_gemma_config(json, {.activation_key = "hidden_activation"});
   read_gemma2_scores(c, json, {.attention = 50, .logits = 30});
   read_sliding_pattern(c, json, 2);

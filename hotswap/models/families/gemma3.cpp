@@ -1,5 +1,5 @@
 // Gemma 3, text alone: Gemma 2's block with a norm on every query and key head instead of caps, five sliding layers
-// before each full one, and a rotary embedding for each of the two.
+// before each full one, and a rotary embedding for each of the two. EmbeddingGemma's tokens see those after them too.
 #include "hotswap/models/config_numbers.h"
 #include "hotswap/models/families/gemma.h"
 #include "hotswap/models/families/gemma2.h"
@@ -15,6 +15,8 @@ ModelConfig read_config(const Json& json) {
   read_gemma2_scores(c, json, {});
   refuse_if(c.attn_logit_softcapping != 0, json, "attn_logit_softcapping");  // transformers drops it
   read_sliding_pattern(c, json, positive(json, "sliding_window_pattern", 6));
+  c.causal = !sees_both_sides(json);
+  if (!c.causal && c.sliding_window > 0) c.sliding_window = c.sliding_window / 2 + 1;  // half of it to each side
   return c;
 }
 

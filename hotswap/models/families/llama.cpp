@@ -20,7 +20,8 @@ SelfAttentionOptions attention_options(const ModelConfig& c, int64_t layer) {
           .scale = c.attention_scale,
           .sliding_window = c.window_of(layer),
           .softcap = c.attn_logit_softcapping,
-          .dropout = c.attention_dropout};
+          .dropout = c.attention_dropout,
+          .causal = c.causal};
 }
 
 GatedMLPOptions mlp_options(const ModelConfig& c) {
