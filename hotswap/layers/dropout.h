@@ -7,5 +7,7 @@ namespace hotswap {
 
 // By a seed of the generator whose state dropout_draws() is: a checkpointed layer that runs again drops the same.
 Tensor seeded_dropout(const Tensor& x, double p, bool training);
+// The same of values in [from, to), in the shape, dtype and on the device of `like`.
+Tensor seeded_uniform(const Tensor& like, double from, double to);
 
 }  // namespace hotswap

@@ -1,14 +1,16 @@
 #include "hotswap/layers/mixture.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sigmoid.h>
+
+#include "hotswap/layers/dropout.h"
 
 namespace hotswap {
 
 Mixture::Mixture(const MixtureOptions& o)
     : jitter_(o.jitter),
+      jitters_(o.jitters),
       router_(o.router),
       experts_({.experts = o.router.experts, .dim = o.router.dim, .hidden = o.hidden, .bias = o.bias}, o.experts,
                o.layer) {
@@ -25,7 +27,9 @@ Mixture::Mixture(const MixtureOptions& o)
 
 Tensor Mixture::forward(const Tensor& x, const ForwardContext& context) const {
   Tensor tokens = x.reshape({-1, x.size(-1)});
-  if (training() && jitter_ > 0) tokens = at::mul(tokens, at::empty_like(tokens).uniform_(1 - jitter_, 1 + jitter_));
+  for (int64_t i = 0; i < jitters_ && training() && jitter_ > 0; ++i) {
+    tokens = at::mul(tokens, seeded_uniform(tokens, 1 - jitter_, 1 + jitter_));
+  }
   const Router::Result routed = router_.route(tokens);
   if (context.router_logits != nullptr) context.router_logits->push_back(routed.logits);
   Tensor y = experts_.forward(tokens, routed.routing);

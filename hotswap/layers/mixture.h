@@ -15,7 +15,8 @@ struct MixtureOptions {
   bool bias = false;                 // of the experts
   std::string layer = "Experts";     // the experts' name in a kernel mapping
   std::string router_name = "gate";  // of tensors in a checkpoint: mlp.gate.weight
-  double jitter = 0;                 // in training tokens are multiplied by numbers in [1 - jitter, 1 + jitter]
+  double jitter = 0;                 // in training tokens are multiplied by values in [1 - jitter, 1 + jitter]
+  int64_t jitters = 1;               // how often
 
   int64_t shared_hidden = 0;  // of the part for all tokens; 0: none
   std::string shared_activation = "silu", shared_name = "shared_expert";
@@ -30,6 +31,7 @@ class Mixture : public FeedForward {
 
  private:
   double jitter_;
+  int64_t jitters_;
   Router router_;
   Experts experts_;
   std::unique_ptr<GatedMLP> shared_;

@@ -2,10 +2,14 @@
 #include "hotswap/layers/mixture.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/logical_or.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
@@ -18,6 +22,7 @@
 #include <numeric>
 
 #include "hotswap/base/test_support.h"
+#include "hotswap/layers/sparse_mixer.h"
 
 namespace hotswap {
 namespace {
@@ -312,6 +317,45 @@ TEST_F(Mixtures, RoutersChooseGroupsFirst) {
     std::sort(chosen.begin(), chosen.end());
     EXPECT_EQ(chosen, want);
   }
+}
+
+// Of the experts whose logits are within 40 percent of the best one's, by a softmax over them.
+TEST_F(Mixtures, SparseMixerTakesTheBestTwo) {
+  const Tensor logits = at::tensor({2.0, -1.0, 1.9, 1.5, 0.1, 1.19}, at::kDouble).unsqueeze(0);
+  const Routing got = sparse_mixer(logits, 0.2, /*training=*/false);
+  EXPECT_TRUE(at::equal(got.index, at::tensor({0, 2}, at::kLong).unsqueeze(0)));
+  const double first = std::exp(2.0) / (std::exp(2.0) + std::exp(1.9) + std::exp(1.5));
+  const double second = std::exp(1.9) / (std::exp(1.9) + std::exp(1.5) + std::exp(1.19));
+  EXPECT_NEAR(got.weights[0][0].item<double>(), first, 1e-12);
+  EXPECT_NEAR(got.weights[0][1].item<double>(), second, 1e-12);
+}
+
+// How often is drawn what: 5 standard deviations of 20000 draws. The gradient is that of the share itself.
+TEST_F(Mixtures, SparseMixerDrawsInTraining) {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(test_support::test_seed());
+  const int64_t draws = 20000;
+  const Tensor one = at::tensor({2.0, -1.0, 1.9, 1.5}, at::kDouble);
+  const Tensor logits = one.repeat({draws, 1}).requires_grad_(true);
+  const Routing got = sparse_mixer(logits, 0.2, /*training=*/true);
+  const Tensor near = at::tensor({2.0, -1e30, 1.9, 1.5}, at::kDouble), shares = near.exp() / near.exp().sum();
+  const auto expect_share = [&](double count, double of, double share) {
+    EXPECT_NEAR(count / of, share, 5 * std::sqrt(share * (1 - share) / of));
+  };
+  const Tensor first = got.index.select(1, 0), weight = got.weights.select(1, 0).detach();
+  for (int64_t e = 0; e < 4; ++e) {
+    const double share = shares[e].item<double>(), count = (first == e).sum().item<double>();
+    expect_share(count, draws, share);
+    const Tensor of = weight.index({first == e}), whole = (of - share).abs() < 1e-9;
+    if (e == 0) EXPECT_TRUE(whole.all().item<bool>());
+    if (e < 2) continue;
+    expect_share(whole.sum().item<double>(), count, 0.25);
+    EXPECT_TRUE(at::logical_or(whole, (of - 0.3333 * share).abs() < 1e-9).all().item<bool>());
+  }
+  EXPECT_FALSE((got.index.select(1, 1) == first).any().item<bool>());
+  got.weights.select(1, 0).sum().backward();
+  const Tensor chosen = shares.index({first}).unsqueeze(1), is_chosen = (at::arange(4) == first.unsqueeze(1));
+  EXPECT_LT(difference(logits.grad(), chosen * (is_chosen.to(at::kDouble) - shares)), kDouble);
 }
 
 TEST_F(Mixtures, LoadBalancingLossCountsAndWeighs) {

@@ -16,6 +16,8 @@
 
 #include <limits>
 
+#include "hotswap/layers/sparse_mixer.h"
+
 namespace hotswap {
 
 Router::Router(const RouterOptions& o) : options_(o) {
@@ -44,6 +46,7 @@ Router::Result Router::route(const Tensor& x) const {
   Tensor logits = linear_(in(x), in(weight_), bias.defined() ? std::optional(bias) : std::nullopt);
   const at::ScalarType made_in = logits.scalar_type();
   if (options_.widens_logits) logits = logits.to(at::kFloat);
+  if (options_.scoring == Scoring::kSparseMixer) return {sparse_mixer(logits, options_.nearness, training()), logits};
   Tensor scores = logits;
   if (options_.scoring == Scoring::kSoftmax) scores = at::softmax(logits, -1, at::kFloat);
   if (options_.scoring == Scoring::kSigmoid) scores = at::sigmoid(logits);

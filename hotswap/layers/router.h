@@ -6,8 +6,9 @@
 
 namespace hotswap {
 
-// What becomes of the logits, and whether before the choice or after it.
-enum class Scoring { kSoftmax, kSigmoid, kSoftmaxOfChosen, kSigmoidOfChosen };
+// What becomes of the logits, and whether before the choice or after it. kSparseMixer: sparse_mixer.h, of two experts a
+// token; of the options below it reads only `nearness`.
+enum class Scoring { kSoftmax, kSigmoid, kSoftmaxOfChosen, kSigmoidOfChosen, kSparseMixer };
 
 struct RouterOptions {
   int64_t dim, experts, top_k;
@@ -22,6 +23,7 @@ struct RouterOptions {
   bool float32_logits = false;         // else in the tokens' dtype
   bool widens_logits = false;          // made in the tokens' dtype, then float32
   bool float32_weights = false;        // else in the dtype in which logits are made
+  double nearness = 0;                 // see sparse_mixer()
 };
 
 class Router : public Module {

@@ -57,6 +57,7 @@ FAMILIES = {
     "cohere2": SLIDING,
     "olmo": BASE,
     "stablelm": dict(BASE, hidden_size=32),
+    "phimoe": dict(BASE, num_local_experts=4, num_experts_per_tok=2),
     "falcon": dict(BASE, hidden_size=32),
     "glm": dict(BASE, head_dim=8),
     "glm4": dict(BASE, head_dim=8),

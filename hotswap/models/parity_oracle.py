@@ -70,6 +70,22 @@ def norm_in_float32():
     NemotronHRMSNorm.forward = forward
 
 
+def long_factors():
+    """PhiMoE beyond its original length as its publisher has it: transformers 5.17 to 5.24 take the short factors there."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
+
+    plain = PhimoeRotaryEmbedding.forward
+
+    def forward(self, x, position_ids=None):
+        if self.rope_type == "longrope":
+            make, length = ROPE_INIT_FUNCTIONS["longrope"], int(position_ids.max()) + 1
+            self.rope_init_fn = lambda config, *args, **kwargs: make(config, x.device, seq_len=length)
+        return plain(self, x, position_ids)
+
+    PhimoeRotaryEmbedding.forward = forward
+
+
 def randomise(model):
     for name, p in model.named_parameters():
         if p.dim() == 1:
@@ -157,6 +173,7 @@ def main():
     transformers.logging.disable_progress_bar()
     norm_by_groups()
     norm_in_float32()
+    long_factors()
     torch.set_num_threads(2)
     with open(os.path.join(root, "cases.json")) as f:
         families = json.load(f)

@@ -41,6 +41,7 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                    {"topk_group", 1},
                                    {"num_local_experts", 5},
                                    {"num_experts_per_tok", 2},
+                                   {"router_jitter_noise", 0},  // PhiMoE draws experts by it
                                    {"moe_intermediate_size", 12},
                                    {"shared_expert_intermediate_size", 20},
                                    {"use_sliding_window", asks_to_slide},

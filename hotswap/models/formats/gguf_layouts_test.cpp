@@ -101,6 +101,7 @@ const std::map<std::string, const char*> kWithoutNames = {
     {"mamba2", "mamba2: not implemented"},
     {"mistral", "its files state llama"},
     {"olmo3", "olmo2 with windows: not implemented"},
+    {"phimoe", "phimoe, whose routing llama.cpp makes a softmax: not implemented"},
 };
 
 TEST(GgufLayouts, EveryFamilyHasNamesThatAreTestedOrAReason) {
