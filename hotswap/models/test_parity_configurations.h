@@ -331,7 +331,7 @@ inline constexpr Configuration kConfigurations[] = {
         "original_max_position_embeddings": 4, "short_factor": [1.0, 1.1, 1.3, 1.5],
         "long_factor": [2.0, 2.5, 3.0, 4.0], "short_mscale": 1.3, "long_mscale": 1.3}})",
      20},
-    {"phimoe", "few_near_mha_tied", R"({"num_local_experts": 6, "num_key_value_heads": 6,
+    {"phimoe", "few_near_mha_tied", R"({"num_local_experts": 6, "num_key_value_heads": 6, "router_jitter_noise": 0.1,
         "tie_word_embeddings": true})",
      11},
     {"deepseek_v2", "experts", R"({"num_key_value_heads": 6, "first_k_dense_replace": 1, "q_lora_rank": 20,
