@@ -1,5 +1,7 @@
 #include "hotswap/base/error.h"
 
+#include "hotswap/base/without_nul.h"
+
 namespace hotswap {
 
 const char* name_of(ErrorKind kind) {
@@ -24,7 +26,7 @@ NextStep::NextStep(std::string text)
     : text_(text.empty() ? "report it: this error of hotswap lacks its next step" : std::move(text)) {}
 
 Error::Error(ErrorText text)
-    : std::runtime_error("expected " + text.wanted + "; got " + text.got + "; " + text.next.str()),
+    : std::runtime_error(without_nul("expected " + text.wanted + "; got " + text.got + "; " + text.next.str())),
       text_(std::move(text)) {}
 
 Error::~Error() = default;

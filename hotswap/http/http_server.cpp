@@ -109,6 +109,16 @@ class Connection : public httplib::Stream {
   size_t taken_ = 0, filled_ = 0;
 };
 
+// Whether bytes of the request may still come once it is answered: of a body that no handler reads, or whose end two
+// headers give. They must not be taken for the next request, which a proxy before this server knows nothing of.
+bool may_leave_bytes(const httplib::Request& request) {
+  const bool chunked = request.has_header("Transfer-Encoding");
+  const std::string length = request.get_header_value("Content-Length");
+  if (chunked && !length.empty()) return true;
+  const bool is_read = request.method == "POST";
+  return !is_read && (chunked || (!length.empty() && length != "0"));
+}
+
 // Closing with bytes unread would reset the connection, and the client might never see the answer.
 void close_gently(socket_t socket) {
   ::shutdown(socket, SHUT_WR);
@@ -140,11 +150,17 @@ bool HttpServer::process_and_close_socket(socket_t socket) {
     }
     return false;
   };
+  const auto close_after_leftovers = [](httplib::Request& request) {
+    if (!may_leave_bytes(request)) return;
+    close_after = true;
+    request.headers.erase("Connection");
+    request.headers.emplace("Connection", "close");  // for the header of the answer
+  };
   current_socket = socket;
   close_after = false;
   for (bool closed = false; !closed && !close_after && wait_for_request();) {
     connection.begin_request();
-    if (!process_request(connection, /*close_connection=*/false, closed, nullptr)) break;
+    if (!process_request(connection, /*close_connection=*/false, closed, close_after_leftovers)) break;
   }
   current_socket = INVALID_SOCKET;
   close_gently(socket);

@@ -4,6 +4,7 @@
 
 #include "hotswap/http/listen.h"
 #include "hotswap/hub/names/text.h"
+#include "hotswap/serve/refusals.h"
 
 namespace hotswap::serve {
 namespace {
@@ -52,6 +53,20 @@ void check_content_type(const httplib::Request& request) {
   if (lower(trim(type.substr(0, type.find(';')))) == "application/json") return;
   throw ApiError(415, {"Content-Type application/json", type.empty() ? "none" : shown(type),
                        "send the header Content-Type: application/json"});
+}
+
+void check_length(const httplib::Request& request, size_t most) {
+  if (request.has_header("Transfer-Encoding")) return;
+  const std::string length = request.get_header_value("Content-Length");
+  if (length.empty()) {  // httplib would read until the client closes
+    throw ApiError(411, {"the header Content-Length", "none", "send it, as curl -d and HTTP libraries do"});
+  }
+  const bool is_number = length.find_first_not_of("0123456789") == std::string::npos;
+  if (!is_number || request.get_header_value_count("Content-Length") > 1) {
+    throw ApiError(400, {"one Content-Length, a number of bytes", is_number ? "several" : shown(length),
+                         "send the number of the body's bytes once"});
+  }
+  if (length.size() > 18 || std::stoull(length) > most) throw body_too_large(most);
 }
 
 }  // namespace hotswap::serve

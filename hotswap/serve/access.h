@@ -22,5 +22,6 @@ void check_origin(const httplib::Request& request, const AccessRules& rules);
 void check_key(const httplib::Request& request, const AccessRules& rules);
 // ApiError 415 unless a body is JSON: what a form of another site sends is none.
 void check_content_type(const httplib::Request& request);
+void check_length(const httplib::Request& request, size_t most);  // of the body, by its header
 
 }  // namespace hotswap::serve

@@ -79,7 +79,10 @@ std::optional<AnswerRules> of_response_format(RequestBody& body) {
   return body.guarded(field, [&]() -> std::optional<AnswerRules> {
     const std::string type = format->is_object() ? format->at<std::string>("type") : "";
     if (type == "text") return std::nullopt;
-    if (type == "json_object") return of_schema({{"type", "object"}}, field);
+    if (type == "json_object") {  // with a schema in the form of llama.cpp's clients
+      const Json schema = format->find("schema").value_or(Json::parse(R"({"type": "object"})", field));
+      return of_schema(schema.raw(), field);
+    }
     if (type != "json_schema") {
       bad_request({"response_format of type text, json_object or json_schema", came(format),
                    "send {\"type\": \"json_object\"}, for example", field});

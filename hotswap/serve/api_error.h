@@ -8,6 +8,7 @@
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/json.h"
+#include "hotswap/base/without_nul.h"
 
 namespace hotswap::serve {
 
@@ -22,7 +23,7 @@ struct ApiError : std::runtime_error {
   ApiError(int status, const Refusal& refusal);
   // In other words: OpenAI's own, for which some clients look.
   ApiError(int status, const std::string& message, std::string param = "", std::string code = "")
-      : std::runtime_error(message), status(status), param(std::move(param)), code(std::move(code)) {}
+      : std::runtime_error(without_nul(message)), status(status), param(std::move(param)), code(std::move(code)) {}
 
   int status;
   std::string param, code;  // "": null

@@ -46,6 +46,59 @@ class Load : public test_support::Served {
   }
 };
 
+// All bytes that come back on a connection that sends `bytes` and goes on listening until the server closes.
+class Framing : public Load {
+ protected:
+  std::string answers(const std::string& bytes) const {
+    const int fd = connected(bytes);
+    const timeval limit{.tv_sec = 20, .tv_usec = 0};
+    ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    std::string all;
+    for (std::string some; !(some = read_some(fd)).empty();) all += some;
+    ::close(fd);
+    return all;
+  }
+  static std::string head(const std::string& first, const std::string& headers) {
+    return cat(first, " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n", headers, "\r\n");
+  }
+  static int64_t count(const std::string& text, const std::string& part) {
+    int64_t found = 0;
+    for (size_t at = 0; (at = text.find(part, at)) != std::string::npos; at += part.size()) ++found;
+    return found;
+  }
+};
+
+// What one side takes for a body must not be a request to the other.
+TEST_F(Framing, ABodyIsNeverTakenForTheNextRequest) {
+  const std::string hidden = "GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+  const std::string chunk = "2\r\n{}\r\n0\r\n\r\n";
+  for (const std::string& outer :
+       {head("GET /health", cat("Content-Length: ", hidden.size(), "\r\n")),
+        head("HEAD /health", cat("Content-Length: ", hidden.size(), "\r\n")),
+        head("GET /health", "Transfer-Encoding: chunked\r\n"),
+        head("DELETE /health", cat("Content-Length: ", hidden.size(), "\r\n")),
+        cat(head("POST /tokenize", "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"), chunk)}) {
+    const std::string got = answers(outer + hidden);
+    EXPECT_EQ(count(got, "HTTP/1.1 "), 1) << outer << "\n" << got;
+    EXPECT_EQ(count(got, "Connection: close"), count(got, "Connection: ")) << got;
+  }
+  const std::string whole = head("GET /health", "Content-Length: 0\r\n");
+  EXPECT_EQ(count(answers(whole + hidden), "HTTP/1.1 200"), 2) << "a request without a body keeps its connection";
+}
+
+TEST_F(Framing, ALengthIsOneNumber) {
+  const auto refused = [&](const std::string& headers, const std::string& status) {
+    const std::string got = answers(head("POST /tokenize", headers) + "{}");
+    test_support::expect_has(got, {"HTTP/1.1 " + status});
+  };
+  refused("", "411 ");
+  refused("Content-Length: -5\r\n", "400 ");
+  refused("Content-Length: abc\r\n", "400 ");
+  refused("Content-Length: 2, 2\r\n", "400 ");
+  refused("Content-Length: 2\r\nContent-Length: 3\r\n", "400 ");
+  refused("Content-Length: 99999999999999999999\r\n", "413 ");
+}
+
 // A text in company is the text of a request by itself: other lengths, other settings, joining and leaving at any time.
 TEST_F(Load, ATextDoesNotDependOnItsCompany) {
   const auto body = [](int i) {

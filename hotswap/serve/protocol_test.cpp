@@ -251,6 +251,14 @@ TEST_F(Protocol, RefusalsNameTheField) {
   EXPECT_EQ(post("/v1/embeddings", {{"input", "a"}}, 501)["error"]["type"], "not_implemented_error");
 }
 
+// A NUL in what came does not hide the rest of the message.
+TEST_F(Protocol, RefusalsAreWholeWhateverTheyQuote) {
+  const std::string nul("a\0b", 3);
+  expect_has(chat({{"model", nul}}, 404)["error"]["message"], {"'a?b' does not exist; there are: tiny"});
+  expect_has(OutJson::parse(client().Get("/a%00b")->body)["error"]["message"], {"got /a?b; send chats to"});
+  expect_has(chat({{"chat_template_kwargs", {{nul, 1}}}, {"tool_choice", nul}}, 400)["error"]["message"], {"send one"});
+}
+
 // History that another server would answer with 500.
 TEST_F(Protocol, ArgumentsOfToolCallsThatAreNoJsonStayText) {
   const auto prompt = [&](const std::string& arguments) {

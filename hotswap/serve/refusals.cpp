@@ -64,7 +64,8 @@ ApiError body_too_large(size_t most) {
 }
 
 ApiError body_incomplete() {
-  return {400, {"a whole body", "a part of it", "send as many bytes as Content-Length has"}};
+  return {400,
+          {"a whole body", "a part of it", "send as many bytes as Content-Length has, or all chunks and no trailer"}};
 }
 
 ApiError server_ends() { return {503, {"a server that runs", "one that is ending", "send the request to another"}}; }

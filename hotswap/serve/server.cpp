@@ -152,10 +152,7 @@ struct Server::Impl {
     if (request.method != "POST" || found == posts.end()) no_path(request);
     check_key(request, access);
     check_content_type(request);
-    const std::string length = request.get_header_value("Content-Length");
-    if (length.size() > 18 || (!length.empty() && std::strtoull(length.c_str(), nullptr, 10) > options.max_body)) {
-      throw body_too_large(options.max_body);
-    }
+    check_length(request, options.max_body);
     if (draining && found->second.generates) throw server_ends();
   }
 

@@ -56,6 +56,8 @@ TEST_F(Structured, AnswersFitTheirSchema) {
   if (object["choices"][0]["finish_reason"] == "stop") {
     EXPECT_TRUE(OutJson::parse(text_of_answer(object)).is_object()) << object;
   }
+  const OutJson with_schema = answer({{"response_format", {{"type", "json_object"}, {"schema", kPerson}}}});
+  EXPECT_EQ(grammar::answer_problem(kPerson, text_of_answer(with_schema)), "") << with_schema;
   expect_has(metrics(), {"hotswap:structured_output_invalid_total{model_name=\"tiny\"} 0"});
   expect_nothing_left();
 }

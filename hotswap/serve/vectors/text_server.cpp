@@ -176,6 +176,7 @@ struct TextServer::Impl {
       const auto found = posts.find(request.path);
       if (request.method != "POST" || found == posts.end()) no_path(request);
       check_content_type(request);
+      check_length(request, options.max_body);
       if (draining && found->second.runs_model) throw server_ends();
       return true;
     });
