@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 
@@ -8,6 +9,7 @@
 #include "hotswap/cli/flags/sampling_flags.h"
 #include "hotswap/cli/generate_text.h"
 #include "hotswap/cli/verbs.h"
+#include "hotswap/serve/served_model.h"
 
 namespace hotswap {
 namespace {
@@ -111,14 +113,43 @@ class Chat {
     return true;
   }
 
+  // At a terminal what cannot be answered does not end the conversation, which goes on without it.
   void answer(const std::string& line) {
+    const OutJson before = messages_;
     messages_.push_back({{"role", "user"}, {"content", line}});
+    try {
+      answer_messages();
+    } catch (const Error& error) {
+      if (!interactive_) throw;
+      messages_ = before;
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+  }
+
+  // At most as many new tokens as positions are left: beyond them a model writes nonsense.
+  GenerationConfig config_for(size_t prompt) const {
+    GenerationConfig config = config_;
+    const int64_t positions = serve::max_positions(*model_), left = positions - static_cast<int64_t>(prompt);
+    if (positions == 0) return config;
+    if (left < 1) {
+      throw Error(
+          {.kind = ErrorKind::kInvalidArgument,
+           .wanted = cat("a conversation of fewer tokens than the ", positions, " positions that the model has"),
+           .got = cat(prompt, " tokens"),
+           .next = "shorten the message, or start over: /undo, /reset"});
+    }
+    config.max_new_tokens = std::min(config.max_new_tokens.value_or(left), left);
+    return config;
+  }
+
+  void answer_messages() {
     const auto ids = template_.ids(tokenizer_, {.messages = messages_, .add_generation_prompt = true});
+    const GenerationConfig config = config_for(ids.size());
     const auto show = [](const std::string& piece) {
       std::fputs(piece.c_str(), stdout);
       std::fflush(stdout);
     };
-    const TimedText made = generate_text(*model_, &tokenizer_, ids, config_, show, assistant_.get());
+    const TimedText made = generate_text(*model_, &tokenizer_, ids, config, show, assistant_.get());
     std::puts("");
     messages_.push_back({{"role", "assistant"}, {"content", made.text}});
     if (interactive_) {

@@ -54,6 +54,24 @@ TEST_F(Chat, Commands) {
   expect_has(talk.err, {"no command /nope", "/undo   forget the last exchange"});
 }
 
+// As at a terminal, which `script` of util-linux is.
+TEST_F(Chat, AtATerminalARefusedMessageIsLeftOut) {
+  const std::string line = cat("chat ", talking_model(), " --greedy --max-new-tokens 4");
+  const std::string talk = cat("a\n", std::string(3000, 'x'), "\n/history\n/exit\n");
+  const Outcome piped = run(line, cat(std::string(20000, 'x'), "\n/history\n"));
+  EXPECT_EQ(piped.status, 1) << piped.out;
+  expect_has(piped.err, {"positions that the model has; got ", " tokens; shorten the message"});
+  if (std::system("command -v script >/dev/null") != 0) GTEST_SKIP() << "no program script: package bsdutils";
+  write_file(file("talk"), talk);
+  const std::string log = file("log").string();
+  const std::string command = cat("timeout 240 script -qec '", program().string(), " ", line, "' ", log, " <",
+                                  file("talk").string(), " >/dev/null");
+  EXPECT_EQ(std::system(command.c_str()), 0) << read_file(log);
+  const std::string shown = read_file(log);
+  expect_has(shown, {"slots run kernels; /help lists the commands", "positions that the model has; got "});
+  EXPECT_EQ(shown.find("\"content\": \"xxx"), std::string::npos) << "it is not in the history";
+}
+
 TEST_F(Chat, WhatATemplateRefuses) {
   write_file(file("tool.json"), R"([{"role": "tool", "content": "1"}])");
   const Outcome refused = run("generate " + talking_model() + " --messages " + file("tool.json").string());
