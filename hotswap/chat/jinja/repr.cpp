@@ -10,7 +10,8 @@
 namespace hotswap::jinja {
 namespace {
 
-constexpr int kReprDepth = 600;  // a namespace may hold itself
+constexpr int kReprDepth = 600;                         // a namespace may hold itself
+constexpr const char* kAddress = " at 0x7f0000000000";  // CPython's differ from run to run in digits only
 
 class Writer {
  public:
@@ -50,10 +51,16 @@ class Writer {
     out_ += '}';
   }
   void write_view(const View& view);
+  void write_generator(std::string_view name);
 
   std::string out_;
   int depth_ = 0;
 };
+
+void Writer::write_generator(std::string_view name) {
+  out_ += cat(name == "list_reverseiterator" ? "<" : "<generator object ", name);
+  out_ += cat(name == "list_reverseiterator" ? " object" : "", kAddress, ">");
+}
 
 void Writer::write_view(const View& view) {
   const bool keys = view.which == View::Which::kKeys;
@@ -115,7 +122,7 @@ void Writer::write_one(const Value& value) {
       break;
     }
     case Kind::kGenerator:
-      out_ += cat("<generator object ", value.generator().name, ">");
+      write_generator(value.generator().name);
       break;
     case Kind::kNamespace:
       out_ += "<Namespace ";
@@ -126,7 +133,7 @@ void Writer::write_one(const Value& value) {
       out_ += cat("<LoopContext ", value.loop().index0() + 1, "/", value.loop().length(), ">");
       break;
     case Kind::kCallable:
-      out_ += cat("<", value.callable().name, ">");
+      out_ += cat("<", value.callable().name, value.callable().name.starts_with("built-in") ? kAddress : "", ">");
       break;
   }
 }

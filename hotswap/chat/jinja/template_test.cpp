@@ -55,6 +55,9 @@ INSTANTIATE_TEST_SUITE_P(
             "1e+16 3000000000000000.0 1e-05 -0.0 0.3333333333333333 1000 31 3"},
         Row{"{{ true + 1 }} {{ 1 == 1.0 == true }} {{ 'a' * 3 }} {{ [1] * 2 }}", "2 True aaa [1, 1]"},
         Row{"{{ [\"it's\", 'a\"b', '\\n', '\\u200b\\xa0é'] }}", "[\"it's\", 'a\"b', '\\n', '\\u200b\\xa0é']"},
+        Row{"{{ none|select('string')|wordcount }} {{ [1]|map('int')|string|length }} {{ [1]|reverse|wordcount }} {{ "
+            "s.upper|string|wordcount }}",
+            "5 48 4 9"},  // printed with an address
         Row{"{{ {'a': 1}|truncate(100) }}{{ [1, 2]|truncate(3) }}", "{'a': 1}[1, 2]"},
         Row{"{{ range(1, 9, 3).index(7) }}{{ range(3).count(True) }}{{ range(5, 0, -2).count(1.5) }}{{ "
             "range(3).count('a') }}",
