@@ -87,11 +87,18 @@ class Charsmap {
   std::string where_;
 };
 
+// Controls by UAX 29 that have no character yet; utf8proc takes them for letters.
+bool is_unassigned_control(char32_t c) {
+  return c == 0x2065 || (c >= 0xFFF0 && c <= 0xFFF8) || c == 0xE0000 || (c >= 0xE0002 && c <= 0xE001F) ||
+         (c >= 0xE0080 && c <= 0xE00FF) || (c >= 0xE01F0 && c <= 0xE0FFF);
+}
+
 // The end of the grapheme (UAX 29) that starts at `at`.
 size_t grapheme_end(std::string_view text, size_t at) {
   constexpr char32_t kZeroWidthJoiner = 0x200D;  // which emoji need as itself
   static const CodePointSet kJoining(joining_ranges());
   const auto known = [](char32_t c) {  // utf8proc's tables may be older than the library's
+    if (is_unassigned_control(c)) return utf8proc_int32_t{0};
     return static_cast<utf8proc_int32_t>(c != kZeroWidthJoiner && kJoining.has(c) ? char32_t{0x300} : c);
   };
   CodePoint point = code_point_at(text, at);

@@ -141,6 +141,20 @@ TEST_F(Kinds, EveryCodePoint) {
   if (!whole) expect_as_python(jobs);
 }
 
+// Each code point before two of one grapheme, which Precompiled replaces as a whole; also before those that join it.
+TEST_F(Kinds, GraphemesAfterEveryCodePoint) {
+  std::vector<char32_t> all = blocks(256);
+  for (char32_t first = 0xE0000; first < 0xE1000; first += kBlock) all.push_back(first);
+  all.insert(all.end(), {0x2040, 0xFFC0});
+  Plain lines = Plain::array();
+  for (const char32_t first : all) {
+    std::string text;
+    for (char32_t c = first; c < first + kBlock; ++c) text += utf8_of(c) + "\u0e33\u059d";
+    lines.push_back(text);
+  }
+  expect_as_python({{{"tokenizer", mirrors().back()}, {"texts", lines}, {"brief", true}}});
+}
+
 // Each code point through the whole tokenizer of each file: between two letters, 64 of them to a text, and by itself.
 class EveryCodePointOfEachFile : public Kinds {
  protected:
