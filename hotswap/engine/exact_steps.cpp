@@ -1,6 +1,5 @@
 #include "hotswap/engine/exact_steps.h"
 
-#include <ATen/Version.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <c10/core/DeviceGuard.h>
@@ -51,9 +50,6 @@ bool is_exact(CausalLM& model, int64_t rows, int64_t adapters) {
 int64_t max_exact_decode_rows(CausalLM& model, int64_t max_rows) {
   const c10::InferenceMode inference;
   const auto adapters = static_cast<int64_t>(model.row_adapters().size());
-  // Under AVX2 rows with adapters had other bits in some forwards of two to four rows, which the comparison below does
-  // not find: not every time, and for a cause that is not known.
-  if (adapters > 0 && model.device().is_cpu() && at::get_cpu_capability() != "AVX512") return 1;
   for (const int64_t count : {max_rows, int64_t{16}, int64_t{8}, int64_t{4}, int64_t{2}}) {
     if (count < 2 || count > max_rows) continue;
     int64_t rows = count;  // a step may have fewer rows than it may have at most

@@ -129,8 +129,8 @@ void check_without_gradients(const Tensor& k, const Tensor& v);
 class KvStep : public StepMemory {
  public:
   // Error where rows differ in their number of tokens, some begin and others go on, or where the pool has no room.
-  // drawn: int64 on the device, read where a row's token is one of them.
-  KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn = {});
+  // drawn: int64 on the device, read where a row's token is one of them. exact_rows: as StepBatch's.
+  KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn = {}, bool exact_rows = false);
   const StepBatch& batch() const { return batch_; }
   void commit();
 

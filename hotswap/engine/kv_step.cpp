@@ -35,7 +35,8 @@ void check_rows(const std::vector<StepRow>& rows, const KvPool& pool) {
 
 }  // namespace
 
-KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn) : pool_(pool), rows_(std::move(rows)) {
+KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn, bool exact_rows)
+    : pool_(pool), rows_(std::move(rows)) {
   check_rows(rows_, pool_);
   const auto added = static_cast<int64_t>(rows_.front().tokens.size()), count = static_cast<int64_t>(rows_.size());
   std::vector<int64_t> ids, positions, starts{0}, slots, table;
@@ -70,6 +71,7 @@ KvStep::KvStep(KvPool& pool, std::vector<StepRow> rows, const Tensor& drawn) : p
   batch_.block_table = to_device(table, at::kInt, device).view({count, -1});
   batch_.state_slots = to_device(slots, at::kLong, device);
   batch_.new_tokens = added;
+  batch_.exact_rows = exact_rows;
   for (const StepRow& row : rows_) batch_.row_adapters.push_back(row.adapter);
   const auto [least, most] = std::minmax_element(batch_.lengths.begin(), batch_.lengths.end());
   batch_.kv_len_bucket = *most;

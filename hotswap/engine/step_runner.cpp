@@ -104,7 +104,7 @@ Tensor StepRunner::run_alike(std::vector<StepRow> rows, const Tensor& drawn) {
   Tensor captured = run_captured(rows, drawn);
   if (groups_.whole_steps) require_whole(rows, captured);
   if (captured.defined()) return captured;
-  KvStep step(pool_, std::move(rows), drawn);
+  KvStep step(pool_, std::move(rows), drawn, /*exact_rows=*/groups_.decode_rows > 0);
   Tensor logits = last_logits(model_, step.batch(), step);
   step.commit();
   return logits;

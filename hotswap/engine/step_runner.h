@@ -22,7 +22,8 @@ namespace hotswap {
 // By default rows of equal form share a forward, however many they are. A library's product of several rows may add up
 // in another order than one of one row: a row's bits then depend on its company.
 struct ForwardGroups {
-  int64_t decode_rows = 0;      // at most, of one new token each, neighbours in the pool; 0: all
+  int64_t decode_rows = 0;      // at most, of one new token each, neighbours in the pool, with StepBatch::exact_rows;
+                                // 0: all
   bool single_prompts = false;  // a forward of its own for each prompt
   // Every step of one new token a row has one shape, that of all rows and keys for which the pool has room: the same
   // kernels with the same sums, whatever runs. Error where such a step cannot be captured.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "hotswap/layers/module.h"
+#include "hotswap/layers/row_adapters.h"
 #include "hotswap/layers/step_batch.h"
 
 namespace hotswap {
@@ -126,9 +127,12 @@ using AttentionForward = Tensor(const Tensor& q, const Tensor& k, const Tensor& 
 template <typename Forward>  // Tensor(q, k, v, metadata)
 Tensor attend_rows(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionMetadata& metadata,
                    const Forward& forward) {
+  const StepBatch& step = *metadata.sequence().step;
   std::vector<Tensor> outputs;
   for (const KeyRows& rows : metadata.key_rows(k, v)) {
-    outputs.push_back(forward(q.narrow(0, rows.first, rows.count), rows.k, rows.v, rows.metadata));
+    const RowAdapters adapters(step.adapters_of(rows.first, rows.count));  // of a forward that projects its keys
+    const Tensor queries = q.narrow(0, rows.first, rows.count);
+    outputs.push_back(forward(step.exact_rows ? queries.clone() : queries, rows.k, rows.v, rows.metadata));
   }
   return joined_rows(std::move(outputs));
 }

@@ -15,7 +15,7 @@ Tensor gathered(const Tensor& pages, const Tensor& table, int64_t length) {
 // From `first` on, where each row's memory is one page and they stand side by side: how many rows have one length.
 int64_t rows_of_one_length(const StepBatch& step, int64_t first) {
   int64_t end = first + 1;
-  while (end < step.batch() && step.lengths[end] == step.lengths[first]) ++end;
+  while (!step.exact_rows && end < step.batch() && step.lengths[end] == step.lengths[first]) ++end;
   return end - first;
 }
 

@@ -28,11 +28,14 @@ struct StepBatch {
                                   // depend on one: of a chunk its whole prompt's, else as `lengths`
   int64_t new_tokens = 0;         // of each row
   std::vector<int64_t> row_adapters;  // [batch]: ForwardArguments::row_adapters; or empty
-  int64_t kv_len_bucket = 0;          // kernels read keys [0, kv_len_bucket); no sequence is longer
-  bool from_start = false;            // no row has tokens before these
-  int64_t first_row = -1;             // state_slots are [first_row, first_row + batch), in order; -1: they are not
-  int64_t first_page = -1;            // each row has one page, [first_page, first_page + batch), in order; -1: not so
-  bool one_length = false;            // all rows have as many tokens
+  // A row's result has the bits of a step of its own. torch's attention has them where each row is a call: its threads
+  // keep sums in memory that begins anywhere, and MKL adds by where a product begins (docs/serving.md).
+  bool exact_rows = false;
+  int64_t kv_len_bucket = 0;  // kernels read keys [0, kv_len_bucket); no sequence is longer
+  bool from_start = false;    // no row has tokens before these
+  int64_t first_row = -1;     // state_slots are [first_row, first_row + batch), in order; -1: they are not
+  int64_t first_page = -1;    // each row has one page, [first_page, first_page + batch), in order; -1: not so
+  bool one_length = false;    // all rows have as many tokens
   // Rows are tokens of one sequence, consecutive, and share its memory: a guess that is verified. A row
   // attends to those before it, whose keys come in the same forward. first_page is then the page of all.
   bool one_sequence = false;
@@ -45,6 +48,10 @@ struct StepBatch {
   Tensor inputs_embeds;  // [batch, 1, hidden]
   Tensor rope;           // [1, 1, 2 rotary dim]: cos and sin
 
+  std::vector<int64_t> adapters_of(int64_t first, int64_t count) const {
+    const auto begin = row_adapters.begin() + (row_adapters.empty() ? 0 : first);
+    return {begin, row_adapters.empty() ? begin : begin + count};
+  }
   int64_t batch() const { return static_cast<int64_t>(lengths.size()); }
 };
 
