@@ -19,15 +19,16 @@ struct Method {
   const char* name;
   const std::vector<Layout>& (*layouts)();
   void (*check)(const Json& settings);
+  bool (*quantises)(const Json& settings) = nullptr;  // null: whatever they are; else may all weights be plain?
 };
-constexpr Method kMethods[] = {
-    {"fp8", quantised::fp8_layouts, nullptr},
-    {"fbgemm_fp8", quantised::fp8_layouts, nullptr},
-    {"modelopt", quantised::fp8_layouts, quantised::check_modelopt_settings},
-    {"compressed-tensors", quantised::compressed_tensors_layouts, quantised::check_compressed_tensors_settings},
-    {"gptq", quantised::gptq_layouts, quantised::check_gptq_settings},
-    {"awq", quantised::gptq_layouts, quantised::check_gptq_settings},
-    {"bitsandbytes", quantised::bitsandbytes_layouts, nullptr}};
+constexpr Method kMethods[] = {{"fp8", quantised::fp8_layouts, nullptr},
+                               {"fbgemm_fp8", quantised::fp8_layouts, nullptr},
+                               {"modelopt", quantised::fp8_layouts, quantised::check_modelopt_settings},
+                               {"compressed-tensors", quantised::compressed_tensors_layouts,
+                                quantised::check_compressed_tensors_settings, quantised::compressed_tensors_quantise},
+                               {"gptq", quantised::gptq_layouts, quantised::check_gptq_settings},
+                               {"awq", quantised::gptq_layouts, quantised::check_gptq_settings},
+                               {"bitsandbytes", quantised::bitsandbytes_layouts, nullptr}};
 
 constexpr const char* kOfFamilies = "mxfp4";  // read by a family's rules
 
@@ -41,6 +42,19 @@ const Method* find_method(const std::string& name) {
   const auto found =
       std::find_if(std::begin(kMethods), std::end(kMethods), [&](const Method& m) { return m.name == name; });
   return found == std::end(kMethods) ? nullptr : found;
+}
+
+// Of weights that are all plain beside a config of a quantisation: a folder of parts of two models, perhaps.
+[[noreturn]] void refuse_plain(const Checkpoint& stored, const Json& settings, const std::string& method,
+                               const std::vector<std::string>& layouts) {
+  const std::vector<std::string> names = stored.names();
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat("weights that ", settings.where(), " says are quantised by ", method, ": modules with ",
+                             join(layouts, ", or ")),
+               .got = cat("none in ", stored.where(), ", but ", names.empty() ? "no tensor" : names.front()),
+               .next =
+                   "take the weights that belong to this config.json, or remove its quantization_config if they are "
+                   "plain"});
 }
 
 class DequantisingCheckpoint : public Checkpoint {
@@ -65,6 +79,11 @@ class DequantisingCheckpoint : public Checkpoint {
     }
     for (const auto& [name, layout] : weights_) names_.push_back(name);
     known_.insert(names_.begin(), names_.end());
+    const bool expected = method.quantises == nullptr || method.quantises(settings_);
+    if (!weights_.empty() || !expected) return;
+    std::vector<std::string> parts;
+    for (const Layout* layout : layouts) parts.push_back(join(layout->parts, " and "));
+    refuse_plain(*stored_, settings_, method.name, parts);
   }
 
   std::vector<std::string> names() const override { return names_; }
@@ -163,9 +182,15 @@ bool may_stay_packed(const Json& config) {
 }
 
 std::unique_ptr<const Checkpoint> dequantising(std::unique_ptr<const Checkpoint> stored, const Json& config) {
-  if (!is_quantised(config)) return stored;  // mxfp4 is read by the family's rules
+  if (!may_stay_packed(config)) return stored;
   const Json settings = config.child("quantization_config");
   const Method* method = find_method(method_of(settings));
+  if (method == nullptr) {  // mxfp4 is read by the family's rules
+    const std::vector<std::string> names = stored->names();
+    const auto is_code = [](const std::string& name) { return name.ends_with("_blocks"); };
+    if (std::none_of(names.begin(), names.end(), is_code)) refuse_plain(*stored, settings, kOfFamilies, {"_blocks"});
+    return stored;
+  }
   return std::make_unique<DequantisingCheckpoint>(std::move(stored), settings, *method);
 }
 

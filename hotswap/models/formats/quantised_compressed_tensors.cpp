@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 
+#include <algorithm>
+
 #include "hotswap/base/error.h"
 #include "hotswap/models/formats/quantised_impl.h"
 
@@ -124,6 +126,12 @@ void check_compressed_tensors_settings(const Json& settings) {
         cat("\"", format, "\""));
   };
   check(settings.get<std::string>("format", "pack-quantized"));
+}
+
+bool compressed_tensors_quantise(const Json& settings) {
+  if (!settings.has("config_groups")) return false;
+  const auto groups = settings.child("config_groups").items();
+  return std::any_of(groups.begin(), groups.end(), [](const auto& group) { return group.second.has("weights"); });
 }
 
 const std::vector<Layout>& compressed_tensors_layouts() {

@@ -55,6 +55,7 @@ const std::vector<Layout>& bitsandbytes_layouts();
 void check_gptq_settings(const Json& settings);
 void check_compressed_tensors_settings(const Json& settings);
 void check_modelopt_settings(const Json& settings);
+bool compressed_tensors_quantise(const Json& settings);  // some weights, not only a cache or activations
 
 Shape shape_of_weight(const Parts& parts);  // of the tensor "weight"
 // Of codes of four bits, two in a byte of the tensor `part`, [out, in / 2].

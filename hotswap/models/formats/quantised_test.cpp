@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <tuple>
 
 #include "hotswap/models/test_files.h"
 
@@ -84,6 +85,37 @@ TEST(Quantised, WhatNoReaderHasIsRefusedByName) {
   }
   for (const char* settings : {R"({"quant_method": "fp8"})", R"({"load_in_4bit": true})"}) {
     EXPECT_EQ(refusal_of(settings), "no error");
+  }
+}
+
+// A folder of plain weights beside a config.json that names a quantisation, of every method.
+TEST(Quantised, PlainWeightsAreNotReadAsQuantisedOnes) {
+  const TempFolder folder;
+  save_safetensors(folder / "model.safetensors", {{"m.weight", at::zeros({4, 4})}, {"m.bias", at::zeros({4})}});
+  const auto opening = [&](const std::string& settings) {
+    const Json config = Json::parse(cat(R"({"quantization_config": )", settings, "}"), "config.json");
+    return message_of([&] { dequantising(open_checkpoint(folder.path()), config); });
+  };
+  std::vector<std::string> methods;
+  for (const auto& [method, more, part] : std::vector<std::tuple<std::string, const char*, const char*>>{
+           {"fp8", "", "weight_scale_inv"},
+           {"fbgemm_fp8", "", "weight_scale"},
+           {"modelopt", R"(, "quant_algo": "FP8")", "weight_scale"},
+           {"compressed-tensors", R"(, "config_groups": {"group_0": {"weights": {"num_bits": 4}}})", "weight_packed"},
+           {"gptq", R"(, "bits": 4)", "qweight and qzeros and scales and g_idx"},
+           {"awq", R"(, "bits": 4)", "qweight and qzeros and scales"},
+           {"bitsandbytes", R"(, "load_in_4bit": true)", "weight.quant_map"},
+           {"mxfp4", "", "_blocks"}}) {
+    methods.push_back(method);
+    test_support::expect_has(
+        opening(cat(R"({"quant_method": ")", method, '"', more, "}")),
+        {cat("quantised by ", method), part, "got none in", "m.", "remove its quantization_config"});
+  }
+  methods.pop_back();  // of one family's rules
+  EXPECT_NE(refusal_of(R"({"bits": 4})").find(join(methods)), std::string::npos) << "all of them";
+  for (const char* groups :
+       {"", R"(, "config_groups": {})", R"(, "config_groups": {"g": {"input_activations": {}}})"}) {
+    EXPECT_EQ(opening(cat(R"({"quant_method": "compressed-tensors")", groups, "}")), "no error") << groups;
   }
 }
 
