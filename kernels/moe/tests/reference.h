@@ -118,22 +118,68 @@ inline Tensors reference_of(const Inputs& in, const Tensor& dy) {
 // Roundings on the way to a result: of h, A, Y and y; of dA', A' or dh, rows of dx and dx.
 constexpr double kRoundings = 4;
 
+// a b, by the root of the sum of its terms' squares.
+inline Tensor size_of_product(const Tensor& a, const Tensor& b) { return a.square().mm(b.square()).sqrt(); }
+
+// As reference_of: for each value sqrt(sum of t^2) of the terms t that it is a sum of. Each term is off by a few
+// roundings of its own, a share u of it each, up or down: sums of such errors are of size u sqrt(sum of t^2), not
+// u |sum of t|, which is smaller where terms cancel. One value, or a few, may do so.
+inline Tensors sizes_of(const Inputs& in, const Tensor& dy) {
+  const Options& o = in.o;
+  const at::AutoGradMode grad(true);
+  Tensors t, sizes;
+  for (const Tensor& each : in.tensors()) t.push_back(each.to(at::kDouble));
+  sizes.push_back(at::zeros_like(t[0]));
+  for (const Tensor& each : t) sizes.push_back(at::zeros_like(each));
+  const auto add = [](Tensor sum, const Tensor& token, const Tensor& size) { sum.index_add_(0, token, size.square()); };
+  for (int64_t e = 0; e < in.w_up.size(0); ++e) {
+    const Tensor at_expert = (in.index == e).nonzero(), token = at_expert.select(1, 0);
+    if (token.size(0) == 0) continue;
+    const Tensor place = token * t[1].size(1) + at_expert.select(1, 1);
+    const Tensor s = t[1].flatten().index_select(0, place).unsqueeze(1), x = t[0].index_select(0, token);
+    const Tensor dy_rows = dy.to(at::kDouble).index_select(0, token), dout = o.scale_input ? dy_rows : s * dy_rows;
+    const auto laid = [&](const Tensor& w) { return o.transposed ? w : w.t(); };
+    const Tensor up = laid(t[2][e]), down = laid(t[3][e]), product = x.mm(up);
+    Tensor h = o.scale_input ? product * s : product;
+    if (o.bias) h = h + t[4][e];
+    h = h.detach().requires_grad_(true);
+    const Tensor a = activate(o, h);
+    a.backward(dout.mm(down.t()));
+    const Tensor dh = h.grad(), act = a.detach(), dproduct = o.scale_input ? dh * s : dh;
+    Tensor rows = act.mm(down);
+    if (o.bias) rows = rows + t[5][e];
+    add(sizes[0], token, size_of_product(o.scale_input ? act : s * act, down));
+    add(sizes[1], token, size_of_product(dproduct, up.t()));
+    sizes[2].flatten().index_copy_(0, place, (o.scale_input ? dh * product : dy_rows * rows).square().sum(1));
+    sizes[3][e] = laid(size_of_product(x.t(), dproduct)).square();
+    sizes[4][e] = laid(size_of_product(act.t(), dout)).square();
+    if (o.bias) sizes[5][e] = dh.square().sum(0), sizes[6][e] = dout.square().sum(0);
+  }
+  for (Tensor& size : sizes) size = size.sqrt();
+  return sizes;
+}
+
 inline void expect_right(const Inputs& in, const std::string& what) {
   const at::ScalarType dtype = in.x.scalar_type();
   const Tensor dy = random_tensor(in.x.sizes(), dtype);
   const Tensors want = reference_of(in, dy), trained = in.train(), got = in.backward(dy, trained);
-  const double allowed = kRoundings * tolerance(dtype);
+  const Tensors sizes = sizes_of(in, dy);
+  const auto close = [&](const Tensor& result, size_t i, const char* name) {
+    const double wanted = want[i].norm().item<double>(), size = sizes[i].norm().item<double>();
+    const double cancels = wanted > 0 ? std::max(1.0, size / wanted) : 1;
+    expect_close(result, want[i], kRoundings * tolerance(dtype) * cancels, what + ", " + name);
+  };
   expect_equal(in.forward()[0], trained[0], what + ", y of both forwards");
   EXPECT_EQ(got[1].scalar_type(), in.weights.scalar_type());
-  expect_close(trained[0], want[0], allowed, what + ", y");
-  expect_close(got[0], want[1], allowed, what + ", dx");
-  expect_close(got[1], want[2], allowed, what + ", dweights");
-  expect_close(got[2], want[3], allowed, what + ", dw_up");
-  expect_close(got[4], want[4], allowed, what + ", dw_down");
+  close(trained[0], 0, "y");
+  close(got[0], 1, "dx");
+  close(got[1], 2, "dweights");
+  close(got[2], 3, "dw_up");
+  close(got[4], 4, "dw_down");
   EXPECT_EQ(got[3].numel(), in.b_up ? in.b_up->numel() : 0);
   if (!in.b_up) return;
-  expect_close(got[3], want[5], allowed, what + ", db_up");
-  expect_close(got[5], want[6], allowed, what + ", db_down");
+  close(got[3], 5, "db_up");
+  close(got[5], 6, "db_down");
 }
 
 // Experts at random, but none goes to the last one, the first token names one of them twice, and two assignments are
