@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kThreads) sum_tokens(const scan::Backward a, i
 #pragma unroll 8
   for (int64_t slot = 0; slot < slots; ++slot) sum += from[slot * p.length * row];
   const int64_t batch = entry / p.groups, group = entry % p.groups;
-  write(to.view.data, to.view.type,
-        batch * to.view.batch + group * to.group + state * to.view.channel + t * to.view.step, sum);
+  store_any(to.view.data, to.view.type,
+            batch * to.view.batch + group * to.group + state * to.view.channel + t * to.view.step, sum);
 }
 
 // What is summed over the batch: a thread has one row of one channel.

@@ -156,7 +156,7 @@ template <Contiguous kContiguous, class T, int kN>
 __device__ __forceinline__ void store_vector(int64_t begin, const View& v, int channel, int step,
                                              const float (&f)[kN]) {
   if constexpr (kContiguous == Contiguous::kAny)
-    write(v.data, v.type, begin + channel * v.channel + step * v.step, f[0]);
+    store_any(v.data, v.type, begin + channel * v.channel + step * v.step, f[0]);
   else
     store_floats<kN>(vector_at<kContiguous, T>(begin, v, channel, step), f);
 }

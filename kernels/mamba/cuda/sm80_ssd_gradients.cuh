@@ -354,7 +354,7 @@ __global__ void __launch_bounds__(GradientBlock<T, kStates>::kThreads)
       const float ddt = (over(m.through[k][0], kColumnWarps) + p.A[head] * dl) * slope_k;
       if (part == 0 && k < item.rows) {
         const int64_t to = item.batch * a.ddt.batch + (item.first + k) * a.ddt.step + head * a.ddt.head;
-        write(a.ddt.data, p.dt_type, to, ddt);
+        store_any(a.ddt.data, p.dt_type, to, ddt);
       }
       const float da = warp_sum(part == 0 ? delta_k * dl : 0.f), dbias = warp_sum(part == 0 ? ddt : 0.f);
       if (lane == 0) {

@@ -65,7 +65,7 @@ struct Inputs {
   __device__ __forceinline__ void finish(const Problem& p, const Weights& w, const Position& o, float y) const {
     y += value_of(w.d, p.d.view.type) * value_of(x, p.x.view.type);
     if (p.z.view.data != nullptr) y *= gate_of(value_of(z, p.z.view.type)).value;
-    write(p.y.view.data, p.y.view.type, at(p.y, o.batch, o.head, o.i), o.entry < 0 ? 0.f : y);
+    store_any(p.y.view.data, p.y.view.type, at(p.y, o.batch, o.head, o.i), o.entry < 0 ? 0.f : y);
   }
 };
 
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads) step_any(const Problem p, const Plan
     const float b = read(p.b.view.data, p.b.view.type, at(p.b, own.batch, group, n));
     const float h = exp2_approx(delta * kLog2E * rate) * read(s.data, s.type, to) + input * b;
     y += h * read(p.c.view.data, p.c.view.type, at(p.c, own.batch, group, n));
-    write(s.data, s.type, to, h);
+    store_any(s.data, s.type, to, h);
   }
   y = lanes_sum(y, plan.lanes);
   if (lane == 0 && wanted < plan.items) inputs.finish(p, weights, own, y);

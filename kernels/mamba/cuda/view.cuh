@@ -29,14 +29,6 @@ __device__ __forceinline__ float value_of(uint32_t bits, DType type) {
               whole = __uint_as_float(type == DType::kFloat32 ? bits : bits << 16);
   return type == DType::kFloat16 ? half : whole;
 }
-__device__ __forceinline__ void write(void* data, DType type, int64_t at, float v) {
-  if (type == DType::kFloat32)
-    static_cast<float*>(data)[at] = v;
-  else if (type == DType::kBFloat16)
-    static_cast<BFloat16*>(data)[at] = from_float<BFloat16>(v);
-  else
-    static_cast<Half*>(data)[at] = from_float<Half>(v);
-}
 __device__ __forceinline__ int64_t place(const View& v, int64_t batch, int64_t channel, int64_t step) {
   return batch * v.batch + channel * v.channel + step * v.step;
 }
@@ -44,7 +36,7 @@ __device__ __forceinline__ float read(const View& v, int64_t batch, int64_t chan
   return read(v.data, v.type, place(v, batch, channel, step));
 }
 __device__ __forceinline__ void write(const View& v, int64_t batch, int64_t channel, int64_t step, float value) {
-  write(v.data, v.type, place(v, batch, channel, step), value);
+  store_any(v.data, v.type, place(v, batch, channel, step), value);
 }
 // Of one that may be absent.
 __device__ __forceinline__ float read_or_zero(const View& v, int64_t channel) {

@@ -17,15 +17,6 @@ constexpr int kSumThreads = 256;
 // Of a block: a sector of memory a chunk where that gives every multiprocessor a block or two, else a whole line.
 constexpr int kFewColumns = 8, kManyColumns = 32;
 
-__device__ __forceinline__ void store_any(void* out, DType dtype, int64_t at, float v) {
-  if (dtype == DType::kFloat32)
-    static_cast<float*>(out)[at] = v;
-  else if (dtype == DType::kBFloat16)
-    static_cast<BFloat16*>(out)[at] = from_float<BFloat16>(v);
-  else
-    static_cast<Half*>(out)[at] = from_float<Half>(v);
-}
-
 // Of the block's columns from `begin` on, N of them a thread: strip y takes chunks y, y + kStrips, ... A thread's loads
 // are on their way at the same time: nothing else hides their latency.
 template <int kColumns, int N>

@@ -252,5 +252,14 @@ __device__ __forceinline__ void load_any(const void* data, DType dtype, int64_t 
   else
     typed(static_cast<const Half*>(data));
 }
+// One element of such a type, rounded to it.
+__device__ __forceinline__ void store_any(void* data, DType dtype, int64_t at, float v) {
+  if (dtype == DType::kFloat32)
+    static_cast<float*>(data)[at] = v;
+  else if (dtype == DType::kBFloat16)
+    static_cast<BFloat16*>(data)[at] = from_float<BFloat16>(v);
+  else
+    static_cast<Half*>(data)[at] = from_float<Half>(v);
+}
 
 }  // namespace kernels::gpu
