@@ -54,7 +54,7 @@ Tensor step_of(CausalLM& model, const Ids& which, int64_t length, ForwardGroups 
 void expect_own_bits(CausalLM& model, const std::string& what) {
   const c10::InferenceMode inference;
   const ForwardGroups groups{.decode_rows = max_exact_decode_rows(model, kRows), .single_prompts = true};
-  EXPECT_GT(groups.decode_rows, 1) << what << ": rows alone show nothing";
+  EXPECT_GT(groups.decode_rows, 1) << what << ": a forward of one row shows nothing";
   for (const int64_t length : {1, 8, 9, 15, 17, 24, 33}) {
     const Tensor all = step_of(model, {0, 1, 2, 3}, length, groups);
     for (int64_t i = 0; i < kRows; ++i) {

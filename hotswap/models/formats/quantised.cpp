@@ -49,7 +49,7 @@ const Method* find_method(const std::string& name) {
                                const std::vector<std::string>& layouts) {
   const std::vector<std::string> names = stored.names();
   throw Error({.kind = ErrorKind::kCorrupt,
-               .wanted = cat("weights that ", settings.where(), " says are quantised by ", method, ": modules with ",
+               .wanted = cat("weights quantised by ", method, ", as in ", settings.where(), ": modules with ",
                              join(layouts, ", or ")),
                .got = cat("none in ", stored.where(), ", but ", names.empty() ? "no tensor" : names.front()),
                .next =

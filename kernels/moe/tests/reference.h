@@ -135,8 +135,8 @@ inline Tensors sizes_of(const Inputs& in, const Tensor& dy) {
   for (int64_t e = 0; e < in.w_up.size(0); ++e) {
     const Tensor at_expert = (in.index == e).nonzero(), token = at_expert.select(1, 0);
     if (token.size(0) == 0) continue;
-    const Tensor place = token * t[1].size(1) + at_expert.select(1, 1);
-    const Tensor s = t[1].flatten().index_select(0, place).unsqueeze(1), x = t[0].index_select(0, token);
+    const Tensor slot = token * t[1].size(1) + at_expert.select(1, 1);
+    const Tensor s = t[1].flatten().index_select(0, slot).unsqueeze(1), x = t[0].index_select(0, token);
     const Tensor dy_rows = dy.to(at::kDouble).index_select(0, token), dout = o.scale_input ? dy_rows : s * dy_rows;
     const auto laid = [&](const Tensor& w) { return o.transposed ? w : w.t(); };
     const Tensor up = laid(t[2][e]), down = laid(t[3][e]), product = x.mm(up);
@@ -150,7 +150,7 @@ inline Tensors sizes_of(const Inputs& in, const Tensor& dy) {
     if (o.bias) rows = rows + t[5][e];
     add(sizes[0], token, size_of_product(o.scale_input ? act : s * act, down));
     add(sizes[1], token, size_of_product(dproduct, up.t()));
-    sizes[2].flatten().index_copy_(0, place, (o.scale_input ? dh * product : dy_rows * rows).square().sum(1));
+    sizes[2].flatten().index_copy_(0, slot, (o.scale_input ? dh * product : dy_rows * rows).square().sum(1));
     sizes[3][e] = laid(size_of_product(x.t(), dproduct)).square();
     sizes[4][e] = laid(size_of_product(act.t(), dout)).square();
     if (o.bias) sizes[5][e] = dh.square().sum(0), sizes[6][e] = dout.square().sum(0);
