@@ -10,6 +10,7 @@ that is measured in the same run.
 import argparse
 import concurrent.futures
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -129,9 +130,12 @@ def constrained(b: Bench, url: str) -> None:
                 request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body | {"temperature": 0}).encode(),
                                                  {"Content-Type": "application/json"})  # fmt: skip
                 with urllib.request.urlopen(request) as answer:
-                    tokens = json.load(answer)["usage"]["completion_tokens"]
+                    answer = json.load(answer)
+                text = answer["choices"][0]["message"]["content"]
                 with lock:
-                    counted[0] += tokens
+                    counted[0] += answer["usage"]["completion_tokens"]
+                    if more == held and not re.fullmatch(r'\s*\{\s*"n"\s*:\s*\[[-0-9,\s]*', text):
+                        wrong.append(text)
 
         begin = time.monotonic()
         threads = [threading.Thread(target=client, args=(i,)) for i in range(64)]
@@ -141,8 +145,11 @@ def constrained(b: Bench, url: str) -> None:
             thread.join()
         return counted[0] / (time.monotonic() - begin)
 
+    wrong = []
     held = {"response_format": {"type": "json_schema", "json_schema": {"name": "numbers", "schema": SCHEMA}}}
     turns = [(rate(ignore_eos=True), rate(**held)) for _ in range(3)][1:]
+    if wrong:
+        sys.exit(f"expected the beginning of a list as the schema has it; got {wrong[0][:200]!r}")
     free, ours = (sorted(t[i] for t in turns)[len(turns) // 2] for i in (0, 1))
     b.add("64 rows held to a JSON schema", ours, peer=free, peer_name="not held", target=0.9)
 
