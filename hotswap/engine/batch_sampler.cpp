@@ -255,10 +255,10 @@ Tensor BatchSampler::allowed_scores(const Rows& rows, const Tensor& scores, cons
   if (!bits_of_byte_.defined()) {
     const auto counted = [&](int64_t end) { return at::arange(end, at::TensorOptions(at::kInt)); };
     bits_of_byte_ = counted(256).unsqueeze(1).bitwise_right_shift(counted(8)).bitwise_and(1).to(at::kBool);
-    bits_of_byte_ = bits_of_byte_.to(scores.device());
+    bits_of_byte_ = bits_of_byte_.view(at::kLong).reshape({-1}).to(scores.device());
   }
   const Tensor bytes = allowed.to(scores.device(), /*non_blocking=*/true).view(at::kByte).reshape({-1}).to(at::kInt);
-  const Tensor bits = bits_of_byte_.index_select(0, bytes).view({allowed.size(0), -1});
+  const Tensor bits = bits_of_byte_.index_select(0, bytes).view(at::kBool).view({allowed.size(0), -1});
   const Tensor may = bits.narrow(1, 0, scores.size(1));
   std::vector<int64_t> own;
   for (size_t i = 0; i < rows.size(); ++i) {

@@ -70,7 +70,7 @@ class BatchSampler {
   std::function<Sample::Signature> sample_;
   Tensor allowed_scores(const std::vector<const DrawRow*>& rows, const Tensor& scores, const Tensor& allowed);
   TokenCounts counts_;   // of those with penalties
-  Tensor bits_of_byte_;  // [256, 8] bool, lowest bit first, on the logits' device
+  Tensor bits_of_byte_;  // [256] int64 on the logits' device: of each byte its bits as eight bool, lowest first
 };
 
 }  // namespace hotswap
