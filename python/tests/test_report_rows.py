@@ -43,7 +43,7 @@ CONFIGS = {
     "granitemoehybrid": {**BASE, **MIXER, **MIXTURE, "shared_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
                          "position_embedding_type": "rope"},
     "nemotron_h": {**BASE, **NEMOTRON, "head_dim": 8},
-    "granitemoe": {**BASE, **MIXTURE}, "olmo": BASE, "phi": BASE, "stablelm": BASE, "starcoder2": BASE,
+    "granitemoe": {**BASE, **MIXTURE}, "phimoe": {**BASE, **MIXTURE}, "olmo": BASE, "phi": BASE, "stablelm": BASE, "starcoder2": BASE,
 }  # fmt: skip
 OTHERS |= {
     name: lambda name=name, keys=keys: AutoConfig.for_model(name, **keys) for name, keys in CONFIGS.items()
