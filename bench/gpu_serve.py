@@ -107,9 +107,9 @@ def first_tokens(b: Bench, url: str) -> None:
 
 def beside_long_prompts(b: Bench, url: str) -> None:
     """Between two events of 32 streams while prompts of 4,096 tokens come, half as many as the device could take."""
-    alone = b.load(url, 8, 4096, 2, requests=48)
+    idle = b.load(url, 8, 4096, 2, requests=48)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        rate = alone["requests_per_second"] / 2
+        rate = idle["requests_per_second"] / 2
         prompts = pool.submit(b.load, url, 1, 4096, 2, rate=rate, requests=int(6 * rate))
         time.sleep(0.3)
         between = b.load(url, 32, 64, 512, requests=64)["between_events_ms"]
@@ -126,7 +126,7 @@ def constrained(b: Bench, url: str) -> None:
 
         def client(index: int) -> None:
             while time.monotonic() < end:
-                body = {"model": "m", "messages": [{"role": "user", "content": f"Numbers, please. {index}"}], "max_tokens": 256, **more}
+                body = {"model": "m", "messages": [{"role": "user", "content": f"Integers, please. {index}"}], "max_tokens": 256, **more}
                 request = urllib.request.Request(url + "/v1/chat/completions", json.dumps(body | {"temperature": 0}).encode(),
                                                  {"Content-Type": "application/json"})  # fmt: skip
                 with urllib.request.urlopen(request) as answer:
@@ -146,11 +146,11 @@ def constrained(b: Bench, url: str) -> None:
         return counted[0] / (time.monotonic() - begin)
 
     wrong = []
-    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "numbers", "schema": SCHEMA}}}
-    turns = [(rate(ignore_eos=True), rate(**held)) for _ in range(3)][1:]
+    held = {"response_format": {"type": "json_schema", "json_schema": {"name": "integers", "schema": SCHEMA}}}
+    pairs = [(rate(ignore_eos=True), rate(**held)) for _ in range(3)][1:]
     if wrong:
         sys.exit(f"expected the beginning of a list as the schema has it; got {wrong[0][:200]!r}")
-    free, ours = (sorted(t[i] for t in turns)[len(turns) // 2] for i in (0, 1))
+    free, ours = (sorted(p[i] for p in pairs)[len(pairs) // 2] for i in (0, 1))
     b.add("64 rows held to a JSON schema", ours, peer=free, peer_name="not held", target=0.9)
 
 
@@ -173,7 +173,7 @@ def small(b: Bench) -> None:
             constrained(b, url)
     kept_prefix(b)
     b.add("64 streams of 64 + 512", served, peer=b.generate(64, 64, 512), peer_name="generate, captured", target=0.8)
-    b.add("one stream of 64 + 256 behind its first token, by the median", one, peer=b.generate(1, 64, 256), peer_name="generate", target=0.97)
+    b.add("one stream of 64 + 256 after its first token, by the median", one, peer=b.generate(1, 64, 256), peer_name="generate", target=0.97)
 
 
 def large(b: Bench) -> None:

@@ -54,12 +54,12 @@ def main() -> None:
             flags += ["--max-model-len", args.prompt + args.new_tokens + 1]
             with serving(args.hotswap, args.packages, folder / "shape", *flags) as url:
                 found: dict[str, list[float]] = {url: [], f"http://127.0.0.1:{PORT}": []}
-                asked = {"streams": args.streams, "prompt_tokens": args.prompt, "new_tokens": args.new_tokens}
+                options = {"streams": args.streams, "prompt_tokens": args.prompt, "new_tokens": args.new_tokens}
                 for side in found:  # graphs are captured, memory grows
-                    load(args.hotswap, side, requests=args.streams, **asked)
+                    load(args.hotswap, side, requests=args.streams, **options)
                 for _ in range(args.turns):
                     for side, rates in found.items():
-                        row = load(args.hotswap, side, requests=2 * args.streams, **asked)
+                        row = load(args.hotswap, side, requests=2 * args.streams, **options)
                         rates.append(row["value"])
                         print("ours     " if side == url else "llama.cpp", json.dumps(row), flush=True)
         finally:

@@ -111,8 +111,8 @@ def main() -> None:
             found = {here: [], there: []}
             for _ in range(args.turns):
                 for url in found:
-                    asked = {"streams": args.streams, "requests": 4 * args.streams, "prompt_tokens": 64, "new_tokens": 128}
-                    found[url].append(load(args.hotswap, url, **asked))
+                    options = {"streams": args.streams, "requests": 4 * args.streams, "prompt_tokens": 64, "new_tokens": 128}
+                    found[url].append(load(args.hotswap, url, **options))
                     print("ours     " if url == here else "llama.cpp", json.dumps(found[url][-1]), flush=True)
     rate = {url: statistics.median(r["value"] for r in rows) for url, rows in found.items()}
     report.add(kind="model", what=f"serve: {args.streams} streams of 64 + 128 tokens", shape=args.gguf.stem, dtype="bfloat16",

@@ -61,7 +61,7 @@ Tensor history_of(const Draw& draw, const std::vector<const Sequence*>& sequence
 // work(i) of each i below count, several at once: a grammar takes tens of microseconds a row, and the device waits for
 // all of them. What is wrong with one sequence ends no other: its error goes to error_of(i).
 template <class Work, class ErrorOf>
-void each_alone(size_t count, const Work& work, const ErrorOf& error_of) {
+void in_parallel(size_t count, const Work& work, const ErrorOf& error_of) {
   parallel_for(0, static_cast<int64_t>(count), 1, [&](int64_t first, int64_t last) {
     for (auto i = static_cast<size_t>(first); i < static_cast<size_t>(last); ++i) {
       try {
@@ -322,7 +322,7 @@ Tensor Scheduler::allowed(const std::vector<int64_t>& ids, const std::vector<siz
   const int64_t words = constraint_words(vocab);
   const Tensor all = at::empty({static_cast<int64_t>(rows.size()), words}, options);
   int32_t* const begin = all.mutable_data_ptr<int32_t>();
-  each_alone(
+  in_parallel(
       rows.size(),
       [&](size_t i) {
         const std::span own(begin + static_cast<int64_t>(i) * words, static_cast<size_t>(words));
@@ -407,7 +407,7 @@ void Scheduler::accept(const std::vector<int64_t>& ids, std::vector<SampledToken
   for (size_t row = 0; row < ids.size(); ++row) {
     if (at(ids[row]).sequence.constraint && tokens[row].error.empty()) rows.push_back(row);
   }
-  each_alone(
+  in_parallel(
       rows.size(), [&](size_t i) { at(ids[rows[i]]).sequence.constraint->accept(tokens[rows[i]].id); },
       [&](size_t i) -> std::string& { return tokens[rows[i]].error; });
 }

@@ -180,7 +180,7 @@ const char* stock_attention_of(Module& module) {
   const char* found = "sdpa";
   module.each_slot([&](const std::string&, SlotBase& slot) {
     for (const std::string& feature : slot.needs().features) {
-      if (feature == "softcap" || feature == "sinks" || feature == "bias") found = "eager";
+      if (feature == "softcap" || feature == "sinks" || feature == "score_bias") found = "eager";
     }
   });
   return found;

@@ -8,7 +8,7 @@ namespace {
 SlotNeeds attention_needs(const BidirectionalAttentionOptions& o) {
   SlotNeeds needs{.features = {}, .numbers = {{"head_dims", {o.head_dim}}}};
   if (o.window > 0) needs.features.emplace_back("window");
-  if (o.biased) needs.features.emplace_back("bias");
+  if (o.biased) needs.features.emplace_back("score_bias");
   return needs;
 }
 

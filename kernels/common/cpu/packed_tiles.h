@@ -39,7 +39,7 @@ HOTSWAP_INLINE void interleave_rows(float* to, const RowOf& row_of, int64_t row,
   }
 }
 
-// How a row of weights lies in memory: blocks, each of which each_vector() hands over as vectors of float32.
+// A row of weights is blocks in memory, each of which each_vector() hands over as vectors of float32.
 template <Packing kPacking>
 struct PackedBlocks {
   static constexpr int64_t kBlock = packed_block(kPacking), kBytes = packed_bytes(kPacking);

@@ -379,7 +379,8 @@ int64_t decoder_layer_packed_rows(const Tensor& input_norm, const Tensor& q, con
     return takes ? cuda::supported_packed_rows(a) : 0;
   }
   if (!device.is_cpu()) return cuda::paying_rows(a);
-  return a.dtype == DType::kBFloat16 && packed < kWeights && kernels::multiplies_bfloat16() ? kMaxBfloat16Rows : kMaxRows;
+  return a.dtype == DType::kBFloat16 && packed < kWeights && kernels::multiplies_bfloat16() ? kMaxBfloat16Rows
+                                                                                            : kMaxRows;
 }
 
 int64_t decoder_layer_rows(const Tensor& input_norm, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
