@@ -112,7 +112,7 @@ Config read_config(const Json& json) {
 }
 
 // Padding becomes 0. x: [rows, time, dim]
-Tensor without_padding(const Tensor& x, const TextBatch& batch) {
+Tensor zero_at_padding(const Tensor& x, const TextBatch& batch) {
   return batch.padding.defined() ? at::mul(x, batch.padding.unsqueeze(-1)) : x;
 }
 
@@ -147,7 +147,7 @@ class Embeddings : public Module {
       x = at::add(x, looked_up(*types_, types));
     }
     if (projection_) x = projection_->forward(x);
-    return dropped_out(without_padding(norm_.forward(x), batch), dropout_, training());
+    return dropped_out(zero_at_padding(norm_.forward(x), batch), dropout_, training());
   }
   Embedding words;
 
@@ -176,9 +176,9 @@ constexpr PostNormNames kNames = {"attention.self.query_proj",
                                   kBertNames.down,
                                   kBertNames.output_norm};
 
-class Block : public PostNormBlock {
+class DebertaBlock : public PostNormBlock {
  public:
-  explicit Block(const Config& c)
+  explicit DebertaBlock(const Config& c)
       : PostNormBlock(c, kNames, /*drops_attention_output=*/true, options_of(c)),
         heads_(c.num_attention_heads),
         scale_(c.score_scale()),
@@ -255,8 +255,8 @@ class Convolution : public Module {
           .transpose(1, 2);
     };
     const Tensor seen =
-        without_padding(batch.packed() ? by_length(batch.lengths, convolved, embedded) : convolved(embedded), batch);
-    return without_padding(norm_.forward(at::add(x, act_.forward(dropped_out(seen, dropout_, training())))), batch);
+        zero_at_padding(batch.packed() ? by_length(batch.lengths, convolved, embedded) : convolved(embedded), batch);
+    return zero_at_padding(norm_.forward(at::add(x, act_.forward(dropped_out(seen, dropout_, training())))), batch);
   }
 
  private:
@@ -267,12 +267,12 @@ class Convolution : public Module {
   LayerNorm norm_;
 };
 
-class Trunk : public TextTrunk {
+class DebertaTrunk : public TextTrunk {
  public:
-  explicit Trunk(const Config& c) : rows_(c.distances), embeddings_(c) {
+  explicit DebertaTrunk(const Config& c) : rows_(c.distances), embeddings_(c) {
     own("embeddings", embeddings_);
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-      layers_.push_back(std::make_unique<Block>(c));
+      layers_.push_back(std::make_unique<DebertaBlock>(c));
       own(cat("encoder.layer.", i), *layers_.back());
     }
     if (c.has_distances) {
@@ -315,7 +315,7 @@ class Trunk : public TextTrunk {
 
   DistanceRows rows_;
   Embeddings embeddings_;
-  std::vector<std::unique_ptr<Block>> layers_;
+  std::vector<std::unique_ptr<DebertaBlock>> layers_;
   std::unique_ptr<Embedding> distances_;      // null: attention is BERT's
   std::unique_ptr<LayerNorm> distance_norm_;  // null: none
   std::unique_ptr<Convolution> convolution_;  // null: none
@@ -366,7 +366,7 @@ TextParts make(const Json& json, TextTask task) {
   TextParts parts = encoder_parts(c);
   parts.has_position_table = c.has_positions;
   parts.soft_labels = true;
-  parts.trunk = std::make_unique<Trunk>(c);
+  parts.trunk = std::make_unique<DebertaTrunk>(c);
   parts.stock_attention = stock_attention_of(*parts.trunk);
   if (task == TextTask::kSequenceClassification) parts.head = std::make_unique<SequenceHead>(c);
   if (task == TextTask::kTokenClassification) parts.head = std::make_unique<TokenHead>(c, c.hidden_dropout);
