@@ -179,6 +179,7 @@ std::unique_ptr<CacheLayer> SelfAttention::make_cache_layer(int64_t reserve) con
 const char* stock_attention_of(Module& module) {
   const char* found = "sdpa";
   module.each_slot([&](const std::string&, SlotBase& slot) {
+    if (slot.as<AttentionForward>() == nullptr) return;  // others may need something of the same name
     for (const std::string& feature : slot.needs().features) {
       if (feature == "softcap" || feature == "sinks" || feature == "score_bias") found = "eager";
     }

@@ -173,6 +173,7 @@ TEST(FamilyConfig, NumbersOfExperts) {
 // Where a layer needs what sdpa lacks, eager is the default; requesting sdpa is an error.
 TEST(FamilyConfig, WhichStockAttentionAModelAsksFor) {
   EXPECT_EQ(model_of("gemma")->attn_implementation(), "sdpa");
+  EXPECT_EQ(model_of("qwen2")->attn_implementation(), "sdpa") << "biases of its projections are no bias of scores";
   const auto capped = model_of("gemma2", {{"head_dim", 8}});
   EXPECT_EQ(capped->attn_implementation(), "eager");
   capped->init_weights(1);
