@@ -63,6 +63,15 @@ TEST(Json, RefusesHostileText) {
             std::string::npos);
 }
 
+// Quadratic in the keys it would take minutes.
+TEST(Json, ReadsManyKeys) {
+  std::string text = "{";
+  for (int i = 0; i < 200000; ++i) text += cat(i == 0 ? "" : ",", "\"key ", 1000000 + i, "\":", i);
+  const Json json = Json::parse(text + "}", "x");
+  EXPECT_EQ(json.raw().size(), 200000u);
+  EXPECT_EQ(json.at<int64_t>("key 1199999"), 199999);
+}
+
 TEST(Json, ReadsTomlIntoTheSameTree) {
   const TempFolder folder;
   write_file(folder / "build.toml", "[general]\nname = \"norm\"\nbackends = [\"cpu\"]\nday = 2024-01-02\n");

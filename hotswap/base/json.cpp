@@ -1,11 +1,10 @@
 #include "hotswap/base/json.h"
 
 #include <cmath>
-#include <set>
 
 #include "hotswap/base/error.h"
 #include "hotswap/base/file.h"
-#include "hotswap/base/json_fault.h"
+#include "hotswap/base/json_reader.h"
 #include "hotswap/base/toml.h"
 
 namespace hotswap {
@@ -38,43 +37,38 @@ std::string shown(const Node& node) {
 }  // namespace
 
 Json Json::parse(std::string_view text, std::string where) {
-  // Per open object the keys seen so far: nlohmann keeps the last of two equal keys and says nothing.
-  std::vector<std::set<std::string>> keys;
-  auto watch = [&](int depth, Node::parse_event_t event, Node& value) {
-    if (depth > kMaxNesting) {
+  JsonDocument document = read_json(text, {.nesting = kMaxNesting});
+  switch (document.fault) {
+    case JsonFault::kNone:
+      return of(std::move(document.root), std::move(where));
+    case JsonFault::kNesting:
       throw Error({.kind = ErrorKind::kCorrupt,
                    .wanted = cat("JSON nested at most ", kMaxNesting, " deep in ", where),
                    .got = "deeper nesting",
                    .next = "make the file flatter; no file of a model or a kernel is nested so deep"});
-    }
-    if (event == Node::parse_event_t::object_start) keys.emplace_back();
-    if (event == Node::parse_event_t::object_end) keys.pop_back();
-    if (event == Node::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+    case JsonFault::kEqualKeys:
       throw Error({.kind = ErrorKind::kCorrupt,
                    .wanted = cat("each key once in ", where),
-                   .got = cat("key '", value.get<std::string>(), "' twice"),
+                   .got = document.what,
                    .next = "keep one of the two: readers differ in which they take"});
-    }
-    return true;
-  };
-  try {
-    auto root = std::make_shared<const Node>(Node::parse(text, watch));
-    const Node* node = root.get();
-    return Json(std::move(root), node, std::move(where));
-  } catch (const nlohmann::json::exception&) {
-    throw Error({.kind = ErrorKind::kCorrupt,
-                 .wanted = cat("valid JSON in ", where),
-                 .got = json_fault(text),
-                 .next = "correct the text there, or fetch the file again"});
+    default:
+      throw Error({.kind = ErrorKind::kCorrupt,
+                   .wanted = cat("valid JSON in ", where),
+                   .got = document.what,
+                   .next = "correct the text there, or fetch the file again"});
   }
+}
+
+Json Json::of(Node document, std::string where) {
+  auto root = std::make_shared<const Node>(std::move(document));
+  const Node* node = root.get();
+  return Json(std::move(root), node, std::move(where));
 }
 
 Json Json::read(const std::filesystem::path& file) { return parse(read_file(file), file.string()); }
 
 Json Json::read_toml(const std::filesystem::path& file) {
-  auto root = std::make_shared<const Node>(parse_toml(read_file(file), file.string()));
-  const Node* node = root.get();
-  return Json(std::move(root), node, file.string());
+  return of(parse_toml(read_file(file), file.string()), file.string());
 }
 
 Json Json::step(const Node& node, std::string_view name) const {
@@ -182,9 +176,19 @@ template <>
 std::vector<bool> Json::as<std::vector<bool>>() const {
   return list_of<bool>(*this);
 }
+// A prompt is thousands of them: only what is no plain integer is looked at as an element with a name.
 template <>
 std::vector<int64_t> Json::as<std::vector<int64_t>>() const {
-  return list_of<int64_t>(*this);
+  if (!node_->is_array()) wrong_type("an array", *node_, where_);
+  std::vector<int64_t> result;
+  result.reserve(node_->size());
+  for (size_t i = 0; i < node_->size(); ++i) {
+    const Node& node = (*node_)[i];
+    const bool is_plain = node.is_number_integer() && !node.is_number_unsigned();
+    const bool is_small = node.is_number_unsigned() && node.get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+    result.push_back(is_plain || is_small ? node.get<int64_t>() : step(node, std::to_string(i)).as<int64_t>());
+  }
+  return result;
 }
 template <>
 std::vector<double> Json::as<std::vector<double>>() const {

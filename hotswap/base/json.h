@@ -25,6 +25,8 @@ class Json {
  public:
   // `where` is what errors call the document. Duplicate keys and nesting deeper than 256 are refused.
   static Json parse(std::string_view text, std::string where);
+  // What was parsed elsewhere.
+  static Json of(nlohmann::ordered_json document, std::string where);
   static Json read(const std::filesystem::path& file);       // JSON
   static Json read_toml(const std::filesystem::path& file);  // dates become strings
 

@@ -161,8 +161,9 @@ void CallScanner::end_value() {
   step_ = Step::kAfterValue;
   const bool is_arguments = key_ == "arguments" || key_ == "parameters";
   if (!is_arguments && key_ != "name") return;
-  if (!json_problem(raw_).empty()) return void(fail());
-  const auto parsed = nlohmann::ordered_json::parse(raw_, nullptr, /*allow_exceptions=*/false);
+  const JsonDocument document = read_json_text(raw_);
+  if (document.fault != JsonFault::kNone) return void(fail());
+  const nlohmann::ordered_json& parsed = document.root;
   if (key_ == "name") {
     if (!parsed.is_string() || has_name_) return void(fail());
     name_ = parsed.get<std::string>();

@@ -41,9 +41,8 @@ OutJson tool_calls_of(const Json& calls) {
     OutJson& function = call["function"];
     if (!function.contains("arguments") || !function["arguments"].is_string()) continue;
     const auto text = function["arguments"].get<std::string>();
-    if (!json_problem(text).empty()) continue;
-    OutJson parsed = OutJson::parse(text);
-    if (parsed.is_object()) function["arguments"] = std::move(parsed);
+    JsonDocument parsed = read_json_text(text);
+    if (parsed.fault == JsonFault::kNone && parsed.root.is_object()) function["arguments"] = std::move(parsed.root);
   }
   return out;
 }

@@ -203,8 +203,9 @@ std::vector<std::vector<int64_t>> read_prompts(RequestBody& body, const std::str
       return one.is_string() ? model.tokenizer.ids(one.as<std::string>(), special)
                              : checked_ids(one, field, model.vocab());
     };
-    const auto elements = given->is_array() ? given->elements() : std::vector<Json>();
-    if (given->is_string() || (!elements.empty() && elements[0].is_number())) return {ids_of(*given)};
+    const bool is_list = given->is_array() && !given->raw().empty();
+    if (given->is_string() || (is_list && given->raw().front().is_number())) return {ids_of(*given)};
+    const auto elements = is_list ? given->elements() : std::vector<Json>();
     if (elements.empty() || elements.size() > kMaxPrompts) {
       bad_request({cat("1 to ", kMaxPrompts, " prompts"), cat(elements.size()),
                    elements.empty() ? "send at least one" : "send several requests", field});

@@ -1,71 +1,34 @@
 #include "hotswap/serve/request_body.h"
 
-#include <cmath>
-
-#include "hotswap/base/json_fault.h"
+#include <utility>
 
 namespace hotswap::serve {
 namespace {
 
 constexpr int kMaxBodyNesting = 64;
 
-// The parser itself rounds a number beyond 64 bits.
-class BodyLimits : public nlohmann::json_sax<nlohmann::ordered_json> {
- public:
-  explicit BodyLimits(const std::string& text) : text_(text) {}
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(int64_t) override { return true; }
-  bool number_unsigned(uint64_t value) override {
-    return value <= static_cast<uint64_t>(INT64_MAX) || fail("a number beyond 64 bits");
-  }
-  bool number_float(double value, const std::string& text) override {
-    const bool whole = text.find_first_of(".eE") == std::string::npos;
-    if (whole) return fail("a number beyond 64 bits");
-    return std::isfinite(value) || fail("a number that is not finite");
-  }
-  bool string(std::string&) override { return true; }
-  bool binary(nlohmann::ordered_json::binary_t&) override { return true; }
-  bool start_object(size_t) override { return deeper(); }
-  bool key(std::string&) override { return true; }
-  bool end_object() override { return depth_-- > 0; }
-  bool start_array(size_t) override { return deeper(); }
-  bool end_array() override { return depth_-- > 0; }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
-    return fail(json_fault(text_));
-  }
-  std::string problem;
-
- private:
-  bool deeper() { return ++depth_ <= kMaxBodyNesting || fail(cat("JSON nested deeper than ", kMaxBodyNesting)); }
-  bool fail(const std::string& what) {
-    problem = what;
-    return false;
-  }
-  const std::string& text_;
-  int depth_ = 0;
-};
-
 Json parsed(const std::string& text) {
-  const std::string problem = json_problem(text);
-  if (!problem.empty()) bad_request({"a JSON object", problem, "send the body as one JSON object", "", "invalid_json"});
-  try {
-    Json json = Json::parse(text, "the request");
-    if (!json.is_object()) {
-      bad_request({"a JSON object", came(json.raw()), "send the fields as {\"name\": value}", "", "invalid_json"});
-    }
-    return json;
-  } catch (const Error& error) {
-    bad_request({error.wanted(), error.got(), error.next(), "", "invalid_json"});
+  JsonDocument body = read_json(text, {.nesting = kMaxBodyNesting, .exact_numbers = true});
+  if (body.fault == JsonFault::kEqualKeys) {
+    bad_request({"each key once in the request", body.what, "keep one of the two: readers differ in which they take",
+                 "", "invalid_json"});
   }
+  if (body.fault != JsonFault::kNone) {
+    bad_request({"a JSON object", body.what, "send the body as one JSON object", "", "invalid_json"});
+  }
+  if (!body.root.is_object()) {
+    bad_request({"a JSON object", came(body.root), "send the fields as {\"name\": value}", "", "invalid_json"});
+  }
+  return Json::of(std::move(body.root), "the request");
 }
 
 }  // namespace
 
-std::string json_problem(const std::string& text) {
-  BodyLimits limits(text);
-  return nlohmann::ordered_json::sax_parse(text, &limits) ? "" : limits.problem;
+JsonDocument read_json_text(std::string_view text) {
+  return read_json(text, {.nesting = kMaxBodyNesting, .equal_keys = true, .exact_numbers = true});
 }
+
+std::string json_problem(std::string_view text) { return read_json_text(text).what; }
 
 RequestBody::RequestBody(const std::string& text) : root_(parsed(text)) {}
 

@@ -9,12 +9,16 @@
 #include <vector>
 
 #include "hotswap/base/json.h"
+#include "hotswap/base/json_reader.h"
 #include "hotswap/serve/api_error.h"
 
 namespace hotswap::serve {
 
-// Why `text` is no JSON that this server reads: syntax, more than 64 deep, a number beyond its type. "": nothing.
-std::string json_problem(const std::string& text);
+// What a model wrote, or a client as a text in its request: at most 64 deep, every number finite and, where whole,
+// within 64 bits. Of equal keys the last one counts.
+JsonDocument read_json_text(std::string_view text);
+// Why it is none: JsonDocument::what
+std::string json_problem(std::string_view text);
 
 class RequestBody {
  public:
