@@ -45,10 +45,11 @@ KvPool::KvPool(at::Device device, const KvPoolOptions& options) : device_(device
 }
 
 const KvPool::Entry& KvPool::at(int64_t sequence) const {
-  const auto found = entries_.find(sequence);
-  require_pool(found != entries_.end(), ErrorKind::kNotFound, "the id of a sequence in the pool", cat(sequence),
-               "take one from acquire() that was not released");
-  return found->second;
+  if (const auto found = entries_.find(sequence); found != entries_.end()) return found->second;
+  throw Error({.kind = ErrorKind::kNotFound,  // a step asks some hundred times: no text is made before it is needed
+               .wanted = "the id of a sequence in the pool",
+               .got = cat(sequence),
+               .next = "take one from acquire() that was not released"});
 }
 
 KvPool::Entry& KvPool::at(int64_t sequence) { return const_cast<Entry&>(std::as_const(*this).at(sequence)); }
@@ -262,11 +263,23 @@ std::vector<KvTokens> KvPool::tokens_of(int64_t sequence, int64_t first, int64_t
   return layers;
 }
 
-void KvPool::append(int64_t sequence, int64_t count, const std::vector<KvTokens>& layers) {
+int64_t KvPool::reserve_more(int64_t sequence, int64_t count) {
   require_pool(!recurs(), ErrorKind::kUnsupported, "a model whose layers keep keys and values only",
                "a recurrent state", "run the tokens");
   const int64_t first = length(sequence);
   reserve(sequence, first + count);
+  return first;
+}
+
+std::vector<KvTokens> KvPool::append(int64_t sequence, int64_t count) {
+  require_pool(one_page_each(), ErrorKind::kUnsupported, "a sequence in one piece", "pages", "give the tokens");
+  const int64_t first = reserve_more(sequence, count);
+  at(sequence).length = first + count;
+  return tokens_of(sequence, first, count);
+}
+
+void KvPool::append(int64_t sequence, int64_t count, const std::vector<KvTokens>& layers) {
+  const int64_t first = reserve_more(sequence, count);
   Entry& entry = at(sequence);
   std::pair<Tensor, Tensor> positions;
   if (!one_page_each()) positions = positions_of(entry, first, count);

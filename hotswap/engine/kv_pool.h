@@ -14,8 +14,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <map>
 #include <set>
+#include <unordered_map>
 #include <vector>
 
 #include "hotswap/layers/step_batch.h"
@@ -75,6 +75,8 @@ class KvPool {
   std::vector<KvTokens> tokens_of(int64_t sequence, int64_t first, int64_t count);
   // Adds `count` tokens to the sequence as if they had run. `layers` as from tokens_of().
   void append(int64_t sequence, int64_t count, const std::vector<KvTokens>& layers);
+  // The same where a sequence is in one piece -> views, as from tokens_of(), into which they are to be written.
+  std::vector<KvTokens> append(int64_t sequence, int64_t count);
 
   int64_t free_sequences() const { return options_.max_sequences - static_cast<int64_t>(order_.size()); }
   KvUsage usage() const;
@@ -87,6 +89,7 @@ class KvPool {
  private:
   friend class KvStep;
   friend class GuessStep;
+  friend class RaggedStep;
   friend class StaticStep;
   friend class UniformStep;
   struct Entry {
@@ -107,6 +110,7 @@ class KvPool {
   void clear_states(int64_t row);
   Layer& layer(int64_t index);
   int64_t missing_pages(const Entry& entry, int64_t tokens) const;
+  int64_t reserve_more(int64_t sequence, int64_t count);
   std::pair<Tensor, Tensor> positions_of(const Entry& entry, int64_t first, int64_t count) const;
   void make_room(Layer& layer, const Tensor& k, const Tensor& v) const;
 
@@ -114,7 +118,7 @@ class KvPool {
   KvPoolOptions options_;
   int64_t slab_tokens_ = 0;  // room of a page that is a whole sequence's
   int64_t next_id_ = 0;
-  std::map<int64_t, Entry> entries_;
+  std::unordered_map<int64_t, Entry> entries_;
   std::vector<int64_t> order_;  // sequences by row: rows have no gaps, so that all of them are one piece of memory
   std::set<int32_t> free_pages_;
   std::vector<Layer> layers_;

@@ -19,6 +19,13 @@ void append_bytes(std::vector<uint8_t>& bytes, std::span<const T> values) {
   bytes.insert(bytes.end(), begin, begin + values.size_bytes());
 }
 
+// Of numbers that follow one another.
+int64_t runs_of(const std::vector<int64_t>& numbers) {
+  int64_t runs = 1;
+  for (size_t i = 1; i < numbers.size(); ++i) runs += numbers[i] == numbers[i - 1] + 1 ? 0 : 1;
+  return runs;
+}
+
 }  // namespace
 
 PrefixCache::PrefixCache(KvPool& pool, const PrefixCacheOptions& options) : pool_(pool), options_(options) {
@@ -67,6 +74,11 @@ int64_t PrefixCache::restore(int64_t sequence, std::span<const int64_t> tokens, 
     pages.push_back(found_.at(chain.keys[static_cast<size_t>(i)])->index);
   }
   touch(chain, static_cast<int64_t>(pages.size()));
+  constexpr int64_t kMaxRuns = 4;  // more would be more launches than by an index
+  if (pool_.one_page_each() && runs_of(pages) <= kMaxRuns) {
+    restore_in_place(pages, pool_.append(sequence, count));
+    return count;
+  }
   const Tensor at = to_device(pages, at::kLong, pool_.device());
   std::vector<KvTokens> rows(memory_.size());
   for (size_t layer = 0; layer < memory_.size(); ++layer) {
@@ -76,6 +88,23 @@ int64_t PrefixCache::restore(int64_t sequence, std::span<const int64_t> tokens, 
   }
   pool_.append(sequence, count, rows);
   return count;
+}
+
+// Straight to where the sequence is. Pages of one prompt mostly follow one another: two copies a layer.
+void PrefixCache::restore_in_place(const std::vector<int64_t>& pages, const std::vector<KvTokens>& to) const {
+  const auto count = static_cast<int64_t>(pages.size()), size = options_.page_tokens;
+  const auto copy = [&](const Tensor& memory, const Tensor& tokens) {
+    for (int64_t first = 0, end = 0; first < count; first = end) {
+      for (end = first + 1; end < count && pages[end] == pages[end - 1] + 1;) ++end;
+      const Tensor run = memory.narrow(0, pages[first], end - first).flatten(0, 1);
+      tokens.narrow(0, first * size, (end - first) * size).copy_(run);
+    }
+  };
+  for (size_t layer = 0; layer < memory_.size(); ++layer) {
+    if (!memory_[layer].k.defined()) continue;
+    copy(memory_[layer].k, to[layer].k);
+    copy(memory_[layer].v, to[layer].v);
+  }
 }
 
 // Those of the chain's first pages that are kept count as used now, the first one last: of a chain the end makes room

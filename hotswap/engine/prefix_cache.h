@@ -64,6 +64,7 @@ class PrefixCache {
   using Pages = std::list<Page>;
   void touch(const PrefixChain& chain, int64_t pages);
   int64_t take_page(const PrefixKey& key);
+  void restore_in_place(const std::vector<int64_t>& pages, const std::vector<KvTokens>& to) const;
   void write(const Tensor& pages, const std::vector<KvTokens>& layers);
 
   KvPool& pool_;
