@@ -257,7 +257,7 @@ Tensor BatchSampler::allowed_scores(const Rows& rows, const Tensor& scores, cons
     bits_of_byte_ = counted(256).unsqueeze(1).bitwise_right_shift(counted(8)).bitwise_and(1).to(at::kBool);
     bits_of_byte_ = bits_of_byte_.view(at::kLong).reshape({-1}).to(scores.device());
   }
-  const Tensor bytes = allowed.to(scores.device(), /*non_blocking=*/true).view(at::kByte).reshape({-1}).to(at::kInt);
+  const Tensor bytes = copy_.to(scores.device(), allowed).view(at::kByte).reshape({-1}).to(at::kInt);
   const Tensor bits = bits_of_byte_.index_select(0, bytes).view(at::kBool).view({allowed.size(0), -1});
   const Tensor may = bits.narrow(1, 0, scores.size(1));
   std::vector<int64_t> own;
@@ -274,7 +274,8 @@ Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logit
   for (const DrawRow& row : draws) rows.push_back(&row);
   Tensor scores = logits, index;
   const Penalised penalised = penalised_of(rows);
-  if (!sample_ || changes_scores(rows)) scores = scores.to(at::kFloat);
+  const bool by_head = head_ != nullptr && head_->sample();
+  if (!by_head || changes_scores(rows)) scores = scores.to(at::kFloat);
   if (!penalised.rows.empty()) {
     index = to_device(penalised.members, at::kLong, logits.device());
     const Tensor counts = counts_.of(penalised.rows, scores.size(1), scores.device());
@@ -283,11 +284,12 @@ Tensor BatchSampler::next(const std::vector<DrawRow>& draws, const Tensor& logit
   scores = without_ends(rows, allowed_scores(rows, biased(rows, scores), allowed));
   const Tensor ids = at::empty({logits.size(0)}, logits.options().dtype(at::kLong));
   const auto all = rows.size();
-  if (sample_) {
+  if (by_head) {
     const auto is_argmax = [](const DrawRow& row) { return row.settings->temperature < kArgmaxTemperature; };
-    draw_into(ids, rows, scores, all, is_argmax, [](const Rows&, const Tensor& part) { return at::argmax(part, 1); });
-    draw_into(ids, rows, scores, all, std::not_fn(is_argmax),
-              [&](const Rows& own, const Tensor& part) { return sample_(part, sample_settings(own, part.device())); });
+    draw_into(ids, rows, scores, all, is_argmax, [&](const Rows&, const Tensor& part) { return head_->largest(part); });
+    draw_into(ids, rows, scores, all, std::not_fn(is_argmax), [&](const Rows& own, const Tensor& part) {
+      return head_->sample()(part, sample_settings(own, part.device()));
+    });
   } else {
     const int64_t vocab = scores.size(1), at_once = std::max<int64_t>(1, kScoresAtOnce / vocab);
     for (const DrawKind draw : kDraws) {

@@ -16,6 +16,7 @@
 #include <span>
 #include <vector>
 
+#include "hotswap/engine/device_copy.h"
 #include "hotswap/engine/row_sampler.h"
 #include "hotswap/layers/linear.h"
 
@@ -53,9 +54,9 @@ class TokenCounts {
 
 class BatchSampler {
  public:
-  // sample: lm_head().sample() of the model whose logits they are; null: by torch's operations, of which top_p needs
-  // many.
-  explicit BatchSampler(std::function<Sample::Signature> sample = nullptr) : sample_(std::move(sample)) {}
+  // head: of the model whose logits they are. Without one, or where its kernel does not draw, by torch's operations, of
+  // which top_p needs many.
+  explicit BatchSampler(const Linear* head = nullptr) : head_(head) {}  // which outlives it
 
   // Whether the device draws by these settings: else the host has to read the logits, to report from them.
   static bool draws_by(const RowSampling& settings) { return !settings.logprobs; }
@@ -67,7 +68,8 @@ class BatchSampler {
   void forget(int64_t sequence) { counts_.forget(sequence); }
 
  private:
-  std::function<Sample::Signature> sample_;
+  const Linear* head_;
+  CopyBeside copy_;
   Tensor allowed_scores(const std::vector<const DrawRow*>& rows, const Tensor& scores, const Tensor& allowed);
   TokenCounts counts_;   // of those with penalties
   Tensor bits_of_byte_;  // [256] int64 on the logits' device: of each byte its bits as eight bool, lowest first

@@ -144,7 +144,7 @@ class Draws : public testing::TestWithParam<bool> {
       return made;
     }();
     EXPECT_TRUE(model->lm_head().sample());
-    return BatchSampler(model->lm_head().sample());
+    return BatchSampler(&model->lm_head());
   }
 };
 INSTANTIATE_TEST_SUITE_P(BatchSampler, Draws, testing::Bool(),

@@ -1,6 +1,9 @@
 #include "hotswap/engine/device_copy.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
@@ -20,6 +23,23 @@ Tensor staged(const std::vector<int64_t>& values, at::ScalarType dtype, at::Devi
 
 Tensor to_device(const std::vector<int64_t>& values, at::ScalarType dtype, at::Device device) {
   return staged(values, dtype, device).to(device, /*non_blocking=*/true);
+}
+
+Tensor CopyBeside::to(at::Device device, const Tensor& staged) {
+  if (!device.is_cuda()) return staged.to(device);
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  if (!stream_) stream_ = streams.getStreamFromGlobalPool(device);
+  const c10::Stream current = streams.getStream(device);
+  Tensor copy;
+  c10::Event done(device.type());
+  {
+    const c10::StreamGuard guard(*stream_);
+    copy = staged.to(device, /*non_blocking=*/true);
+    done.record(*stream_);
+  }
+  done.block(current);
+  copy.record_stream(current);
+  return copy;
 }
 
 void DrawnTokens::write(const Tensor& drawn, const Tensor& ids) const {

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace hotswap {
@@ -15,6 +17,16 @@ using at::Tensor;
 Tensor staged(const std::vector<int64_t>& values, at::ScalarType dtype, at::Device device);
 // The same on the device.
 Tensor to_device(const std::vector<int64_t>& values, at::ScalarType dtype, at::Device device);
+
+// Copies of what staged() made on a stream of their own: while the device runs what was launched before, not after it.
+class CopyBeside {
+ public:
+  // What is launched from now on finds it there.
+  Tensor to(at::Device device, const Tensor& staged);
+
+ private:
+  std::optional<c10::Stream> stream_;
+};
 
 // Which of a step's tokens only the device knows, because a step before drew them.
 struct DrawnTokens {

@@ -197,6 +197,27 @@ TEST_F(SchedulerRuns, FirstComeFirstServedWhereThePoolIsFull) {
   EXPECT_EQ(scheduler.step().size(), 0U);
 }
 
+// Of prompts that come at once a step runs two chunks' tokens; streams go on meanwhile, and a long prompt that came
+// later does not keep a short one that came after it from what is left.
+TEST_F(SchedulerRuns, PromptsOfAStepAreTwoChunksTogether) {
+  Scheduler scheduler(*model, {.max_sequences = 6, .chunk = 8});
+  const auto prompt = [](int64_t size) { return Ids(size, 7); };
+  const int64_t stream = scheduler.join(of({1}, 20));
+  scheduler.step();
+  const int64_t first = scheduler.join(of(prompt(8), 20)), second = scheduler.join(of(prompt(12), 20)),
+                third = scheduler.join(of(prompt(5), 20)), fourth = scheduler.join(of(prompt(9), 20));
+  const auto step = [&] {
+    std::vector<int64_t> ids;
+    for (const NewToken& token : scheduler.step()) ids.push_back(token.sequence);
+    return ids;
+  };
+  using Sequences = std::vector<int64_t>;
+  EXPECT_EQ(step(), (Sequences{stream, first}));                 // 8 of the first, 8 of the second
+  EXPECT_EQ(step(), (Sequences{stream, first, second, third}));  // its last 4, 5 of the third
+  EXPECT_EQ(step(), (Sequences{stream, first, second, third}));  // 8 of the fourth
+  EXPECT_EQ(step(), (Sequences{stream, first, second, third, fourth}));
+}
+
 TEST_F(SchedulerRuns, EndsAtAnEosATextAndWhenToldTo) {
   const Ids free = single(*model, {1, 2}).ids[0];
   Scheduler scheduler(*model, {.max_sequences = 3});

@@ -13,6 +13,8 @@ namespace hotswap {
 namespace {
 
 constexpr int64_t kPrefixPage = 64;
+// Of prompts in one step. A second one costs less than half of the first (docs/serving.md), and streams wait for it.
+constexpr int64_t kChunks = 2;
 
 bool keys_depend_on_length(const CausalLM& model) {
   const auto& config = model.config();
@@ -33,7 +35,7 @@ Scheduler::Scheduler(CausalLM& model, const SchedulerOptions& options)
       runner_(model, pool_, options.groups, options.capture),
       replays_(options.exact || keys_depend_on_length(model)),
       reader_(model.device(), options.max_sequences),
-      batch_sampler_(model.lm_head().sample()) {
+      batch_sampler_(&model.lm_head()) {
   const int64_t page = options.exact ? options.chunk : kPrefixPage;
   if (page == 0 || options.prefix_tokens < page || keys_depend_on_length(model)) return;
   prefixes_ = std::make_unique<PrefixCache>(
@@ -275,17 +277,34 @@ NewToken Scheduler::append(int64_t id, SampledToken token) {
   return {id, token.id, finish, std::move(token.logprobs)};
 }
 
-// Runs the next step of all sequences, but of those that end with a token that was not read yet.
+// Of all sequences, but of those that end with a token that was not read yet, and of prompts that wait because those
+// before them fill the step. The oldest never waits.
+std::vector<std::pair<int64_t, StepRow>> Scheduler::next_rows(const Launched& before) {
+  std::vector<std::pair<int64_t, StepRow>> rows;
+  int64_t of_prompts = 0;
+  for (const int64_t id : running_) {
+    Entry& entry = at(id);
+    if (entry.new_tokens() >= entry.sequence.stop.max_new_tokens) continue;
+    StepRow row = next_row(id, before);
+    const auto tokens = static_cast<int64_t>(row.tokens.size());
+    const bool is_of_prompt = tokens > 1 || pool_.length(entry.in_pool) == 0;
+    if (is_of_prompt && options_.chunk > 0 && of_prompts > 0 && of_prompts + tokens > kChunks * options_.chunk)
+      continue;
+    if (is_of_prompt) of_prompts += tokens;
+    rows.emplace_back(id, std::move(row));
+  }
+  return rows;
+}
+
 Scheduler::Launched Scheduler::launch(const Launched& before) {
   restart_long_ones();
   if (!make_room(before)) admit();
   Launched out;
   std::vector<StepRow> rows;
   std::vector<int64_t> last;  // rows with the last token so far of a sequence in `out`
-  for (const int64_t id : running_) {
-    Entry& entry = at(id);
-    if (entry.new_tokens() >= entry.sequence.stop.max_new_tokens) continue;
-    rows.push_back(next_row(id, before));
+  for (auto& [id, row] : next_rows(before)) {
+    const Entry& entry = at(id);
+    rows.push_back(std::move(row));
     if (pool_.length(entry.in_pool) + static_cast<int64_t>(rows.back().tokens.size()) < entry.length()) continue;
     out.ids.push_back(id);
     last.push_back(static_cast<int64_t>(rows.size()) - 1);
@@ -293,14 +312,14 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
   out.ran = !rows.empty();
   if (!out.ran) return out;
   const bool all_draw = last.size() == rows.size();
-  Tensor logits = runner_.run(std::move(rows), before.tokens);
-  keep_prompts();
-  if (out.ids.empty()) return out;
-  if (!all_draw) logits = logits.index_select(0, to_device(last, at::kLong, logits.device()));
-  out.logits = logits;
-  const bool needs_tokens =  // those before, by which a constraint decides
-      std::any_of(out.ids.begin(), out.ids.end(), [&](int64_t id) { return at(id).sequence.constraint != nullptr; });
-  if (!needs_tokens) draw(out);
+  const Tensor logits = runner_.run(std::move(rows), before.tokens);
+  if (!out.ids.empty()) {
+    out.logits = all_draw ? logits : logits.index_select(0, to_device(last, at::kLong, logits.device()));
+    const bool needs_tokens =  // those before, by which a constraint decides
+        std::any_of(out.ids.begin(), out.ids.end(), [&](int64_t id) { return at(id).sequence.constraint != nullptr; });
+    if (!needs_tokens) draw(out);
+  }
+  keep_prompts();  // behind the draw, for whose tokens somebody waits
   return out;
 }
 

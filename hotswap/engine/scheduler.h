@@ -39,7 +39,9 @@ struct SchedulerOptions {
   int64_t max_tokens = 0;     // these three: see KvPoolOptions
   int64_t page_size = 0;
   int64_t pages = 0;
-  int64_t chunk = 0;  // tokens of a prompt that one step runs; 0: all of it
+  // Tokens of a prompt that one step runs, and of several together no more than twice as many: those that came first
+  // before the others. 0: all of all.
+  int64_t chunk = 0;
   ForwardGroups groups = {};
   bool capture = true;                           // where the runner can
   std::optional<bool> run_ahead = std::nullopt;  // unset: on a GPU; a CPU has nothing else to do meanwhile
@@ -125,6 +127,7 @@ class Scheduler {
   bool can_run_ahead(const Launched& launched) const;
   std::vector<NewToken> collect(const Launched& launched);
   StepRow next_row(int64_t id, const Launched& before);
+  std::vector<std::pair<int64_t, StepRow>> next_rows(const Launched& before);
   static int64_t longest(const Sequence& sequence);  // tokens that the pool holds of it at most
   bool device_draws(const std::vector<int64_t>& ids) const;
   void draw(Launched& launched);

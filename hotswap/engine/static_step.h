@@ -7,11 +7,11 @@
 #include <optional>
 #include <vector>
 
-#include "hotswap/engine/kv_pool.h"
+#include "hotswap/engine/replayed_step.h"
 
 namespace hotswap {
 
-class StaticStep : public StepMemory {
+class StaticStep : public ReplayedStep {
  public:
   struct Shape {
     int64_t rows;          // the pool's first ones
@@ -26,13 +26,10 @@ class StaticStep : public StepMemory {
   static std::optional<Shape> shape_for(const KvPool& pool, const std::vector<StepRow>& rows, bool whole = false);
 
   StaticStep(KvPool& pool, Shape shape);
-  // Which tokens the next run is of; drawn: as KvStep's. The tensors of batch() stay in their memory.
-  void set(const std::vector<StepRow>& rows, const Tensor& drawn = {});
-  const StepBatch& batch() const { return batch_; }
-  void commit();  // after the run, as KvStep's
-  // Of the run's logits, [shape's rows, vocab], those of the rows that were set: [rows, vocab], by row of the pool. May
-  // be a view: the next run writes over it.
-  Tensor of_rows(const Tensor& logits) const;
+  void set(const std::vector<StepRow>& rows, const Tensor& drawn = {}) override;
+  const StepBatch& batch() const override { return batch_; }
+  void commit() override;
+  Tensor of_rows(const Tensor& logits) const override;
 
   std::pair<Tensor, Tensor> update(int64_t layer, const Tensor& k, const Tensor& v) override;
   std::pair<Tensor, Tensor> writable_rows(int64_t layer, int64_t batch) override;

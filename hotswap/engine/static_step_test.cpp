@@ -139,7 +139,7 @@ TEST_P(CapturedOnGpu, EachPromptHasTheTokensOfABatchOfOne) {
       const bool is_mixture = !runner.why_not_captured().empty();
       EXPECT_TRUE(!is_mixture || kind == kinds()[0]) << what;
       if (!is_mixture) {
-        EXPECT_LE(runner.captured_shapes(), 3) << what;
+        EXPECT_LE(runner.captured_shapes(), 4) << what;  // one of them of prompts
         EXPECT_GE(runner.replays(), is_recurrent ? 4 : 10) << what;
       }
       for (size_t i = 0; i < got.size(); ++i) {

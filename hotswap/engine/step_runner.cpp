@@ -23,6 +23,26 @@ Tensor last_logits(CausalLM& model, const StepBatch& batch, StepMemory& memory) 
       .logits.select(1, 0);  // [batch, vocab]
 }
 
+// What is not the one token behind others.
+bool is_of_prompt(const KvPool& pool, const StepRow& row) {
+  return row.tokens.size() > 1 || pool.length(row.sequence) == 0;
+}
+
+// As many as fit a ragged step.
+std::vector<std::vector<int64_t>> ragged_groups(const std::vector<int64_t>& members, const std::vector<StepRow>& rows) {
+  std::vector<std::vector<int64_t>> groups;
+  int64_t tokens = RaggedStep::kMaxTokens;  // of the last group
+  for (const int64_t i : members) {
+    const auto count = static_cast<int64_t>(rows[i].tokens.size());
+    const bool fits = !groups.empty() && tokens + count <= RaggedStep::kMaxTokens &&
+                      static_cast<int64_t>(groups.back().size()) < RaggedStep::kMaxPrompts;
+    if (!fits) groups.emplace_back();
+    tokens = fits ? tokens + count : count;
+    groups.back().push_back(i);
+  }
+  return groups;
+}
+
 // Neighbours: where a row between them is left out, layers see scattered rows and may run other kernels.
 std::vector<std::vector<int64_t>> split_at_gaps(const std::vector<int64_t>& members, int64_t max_rows,
                                                 const std::function<int64_t(int64_t)>& pool_row) {
@@ -43,6 +63,12 @@ StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups, bool
   if (!pool.one_page_each()) why_not_ = "the pool has pages";
   if (!capture) why_not_ = "not requested";
   if (auto why = why_not_capturable(model)) why_not_ = std::move(*why);
+  // Texts that must not depend on their company have a forward for each prompt.
+  takes_ragged_ = why_not_.empty() && !groups.single_prompts && !groups.whole_steps && RaggedStep::serves(model);
+}
+
+bool StepRunner::is_ragged(const StepRow& row) const {
+  return takes_ragged_ && is_of_prompt(pool_, row) && RaggedStep::serves(pool_, row);
 }
 
 int64_t StepRunner::company_of(int64_t adapter) const {
@@ -57,14 +83,20 @@ int64_t StepRunner::captured_shapes() const {
 std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<StepRow>& rows) const {
   using Form = std::tuple<size_t, bool, int64_t>;  // new tokens, whether they are first ones, company
   std::map<Form, std::vector<int64_t>> forms;
+  std::vector<int64_t> ragged;
   for (size_t i = 0; i < rows.size(); ++i) {
+    if (is_ragged(rows[i])) {
+      ragged.push_back(static_cast<int64_t>(i));
+      continue;
+    }
     const Form form{rows[i].tokens.size(), pool_.length(rows[i].sequence) == 0, company_of(rows[i].adapter)};
     forms[form].push_back(static_cast<int64_t>(i));
   }
   const auto pool_row = [&](int64_t i) { return pool_.row(rows[i].sequence); };
+  const auto by_pool_row = [&](int64_t a, int64_t b) { return pool_row(a) < pool_row(b); };
   std::vector<std::vector<int64_t>> forwards;
   for (auto& [form, members] : forms) {
-    std::sort(members.begin(), members.end(), [&](int64_t a, int64_t b) { return pool_row(a) < pool_row(b); });
+    std::sort(members.begin(), members.end(), by_pool_row);
     const bool decodes = std::get<0>(form) == 1 && !std::get<1>(form);
     const int64_t max_rows = decodes ? groups_.decode_rows : groups_.single_prompts ? 1 : 0;
     if (max_rows == 0) {
@@ -73,6 +105,8 @@ std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<Step
       for (auto& group : split_at_gaps(members, max_rows, pool_row)) forwards.push_back(std::move(group));
     }
   }
+  std::sort(ragged.begin(), ragged.end(), by_pool_row);
+  for (auto& group : ragged_groups(ragged, rows)) forwards.push_back(std::move(group));
   return forwards;
 }
 
@@ -99,7 +133,7 @@ Tensor StepRunner::run(std::vector<StepRow> rows, const Tensor& drawn) {
   return in_order ? all : all.index_select(0, to_device(index, at::kLong, all.device()));
 }
 
-// Rows of one form, by row of the pool. -> [rows, vocab]
+// Rows of one forward, by row of the pool. -> [rows, vocab]
 Tensor StepRunner::run_alike(std::vector<StepRow> rows, const Tensor& drawn) {
   Tensor captured = run_captured(rows, drawn);
   if (groups_.whole_steps) require_whole(rows, captured);
@@ -112,8 +146,8 @@ Tensor StepRunner::run_alike(std::vector<StepRow> rows, const Tensor& drawn) {
 
 // Prompts have forwards of their own; what decodes has run as a whole step, or has no bits to rely on.
 void StepRunner::require_whole(const std::vector<StepRow>& rows, const Tensor& logits) const {
-  const auto decodes = [&](const StepRow& row) { return row.tokens.size() == 1 && pool_.length(row.sequence) > 0; };
-  if (logits.defined() || !std::all_of(rows.begin(), rows.end(), decodes)) return;
+  const auto of_prompt = [&](const StepRow& row) { return is_of_prompt(pool_, row); };
+  if (logits.defined() || std::any_of(rows.begin(), rows.end(), of_prompt)) return;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted =
                    "steps that are captured, with room for all tokens of all rows, where texts must not depend on "
@@ -122,38 +156,57 @@ void StepRunner::require_whole(const std::vector<StepRow>& rows, const Tensor& l
                .next = "serve without --exact, or on the CPU"});
 }
 
+std::optional<StepRunner::Shape> StepRunner::shape_for(const std::vector<StepRow>& rows) const {
+  if (is_ragged(rows.front())) return RaggedStep::shape_for(rows);
+  return StaticStep::shape_for(pool_, rows, groups_.whole_steps);
+}
+
 // Undefined: nothing has run. A shape's first step runs as it will be captured, and its second one captures it.
 Tensor StepRunner::run_captured(const std::vector<StepRow>& rows, const Tensor& drawn) {
   if (!why_not_.empty()) return {};
-  const auto shape = StaticStep::shape_for(pool_, rows, groups_.whole_steps);
+  const auto shape = shape_for(rows);
   if (!shape) return {};
   if (room_ != pool_.page_tokens()) captured_.clear();
   room_ = pool_.page_tokens();
+  const auto* ragged = std::get_if<RaggedStep::Shape>(&*shape);
   Captured& c = captured_[*shape];
-  if (!c.step) {
-    c.step = std::make_unique<StaticStep>(pool_, *shape);
-    c.step->set(rows, drawn);
+  const bool is_first = !c.step;
+  if (is_first) {
+    if (ragged != nullptr) {
+      c.step = std::make_unique<RaggedStep>(pool_, *ragged);
+    } else {
+      c.step = std::make_unique<StaticStep>(pool_, std::get<StaticStep::Shape>(*shape));
+    }
     c.graph = std::move(*make_cuda_graph(pool_.device()));
-    c.graph->warm_up([&] { c.logits = last_logits(model_, c.step->batch(), *c.step); });
-  } else {
-    if (!c.recorded) record(c);
-    if (!why_not_.empty()) return {};
-    c.step->set(rows, drawn);
+  }
+  std::string& why_not = ragged != nullptr ? why_not_ragged_ : why_not_;
+  if (!is_first && !c.recorded && why_not.empty()) why_not = record(c);
+  if (!why_not_.empty()) return {};
+  c.step->set(rows, drawn);
+  if (c.recorded) {
     c.graph->replay();
     ++replays_;
+  } else {
+    c.graph->warm_up([&] { run_as_captured(c); });
   }
+  ragged_steps_ += ragged != nullptr ? 1 : 0;
   c.step->commit();
   return c.step->of_rows(c.logits);
 }
 
-void StepRunner::record(Captured& c) {
+void StepRunner::run_as_captured(Captured& c) { c.logits = last_logits(model_, c.step->batch(), *c.step); }
+
+// -> why it was not captured, "" where it was
+std::string StepRunner::record(Captured& c) {
   try {
-    c.graph->capture([&] { c.logits = last_logits(model_, c.step->batch(), *c.step); });
+    c.graph->capture([&] { run_as_captured(c); });
     c.recorded = true;
   } catch (const c10::Error& error) {
-    why_not_ = cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace());
-    log_warning("decode steps are not captured in a CUDA graph: ", why_not_);
+    const std::string why = cat("a layer waits for the host in the middle of a step: ", error.what_without_backtrace());
+    log_warning(c.step->batch().is_ragged ? "prompts" : "decode steps", " are not captured in a CUDA graph: ", why);
+    return why;
   }
+  return "";
 }
 
 }  // namespace hotswap

@@ -4,16 +4,19 @@
 // So do rows without an adapter beside rows with one, which kernels of whole layers do not take.
 //
 // On a GPU, where a sequence's memory is one page, steps of one new token a row are captured in CUDA graphs, one for
-// each of few shapes (static_step.h): sequences join and leave without a new one. The model's layers, weights and
+// each of few shapes (static_step.h): sequences join and leave without a new one. So are prompts and chunks of them
+// where kernels take several of any lengths as one row of tokens (ragged_step.h). The model's layers, weights and
 // kernels must not be exchanged while a runner lives.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "hotswap/engine/cuda_graph.h"
+#include "hotswap/engine/ragged_step.h"
 #include "hotswap/engine/static_step.h"
 #include "hotswap/models/causal_lm.h"
 
@@ -42,29 +45,36 @@ class StepRunner {
   int64_t company_of(int64_t adapter) const;
 
   int64_t captured_shapes() const;
+  int64_t ragged_steps() const { return ragged_steps_; }  // runs of prompts as one row of tokens
   int64_t replays() const { return replays_; }
   const std::string& why_not_captured() const { return why_not_; }  // "": steps that can be are
 
  private:
+  using Shape = std::variant<StaticStep::Shape, RaggedStep::Shape>;
   struct Captured {
-    std::unique_ptr<StaticStep> step;
+    std::unique_ptr<ReplayedStep> step;
     std::unique_ptr<CudaGraph> graph;
     Tensor logits;  // of the last run, [shape's rows, vocab]
     bool recorded = false;
   };
   std::vector<std::vector<int64_t>> forwards_of(const std::vector<StepRow>& rows) const;
   Tensor run_alike(std::vector<StepRow> rows, const Tensor& drawn);
+  bool is_ragged(const StepRow& row) const;
+  std::optional<Shape> shape_for(const std::vector<StepRow>& rows) const;
   Tensor run_captured(const std::vector<StepRow>& rows, const Tensor& drawn);
   void require_whole(const std::vector<StepRow>& rows, const Tensor& logits) const;
-  void record(Captured& captured);
+  void run_as_captured(Captured& captured);
+  std::string record(Captured& captured);
 
   CausalLM& model_;
   KvPool& pool_;
   ForwardGroups groups_;
   std::string why_not_;
-  std::map<StaticStep::Shape, Captured> captured_;
+  bool takes_ragged_ = false;
+  std::string why_not_ragged_;  // "": such steps can be captured, or none was tried
+  std::map<Shape, Captured> captured_;
   int64_t room_ = 0;  // tokens of a page when they were captured: more room is other memory
-  int64_t replays_ = 0;
+  int64_t replays_ = 0, ragged_steps_ = 0;
 };
 
 }  // namespace hotswap

@@ -137,6 +137,14 @@ Tensor attend_rows(const Tensor& q, const Tensor& k, const Tensor& v, const Atte
   return joined_rows(std::move(outputs));
 }
 
+// A role of attention/1: of a ragged step (step_batch.h). q: [tokens, 1, heads, head_dim], k, v: of all pages, one row
+// of tokens, [tokens, kv_heads, head_dim], in which heads may overlap -> as q.
+struct AttendRagged {
+  static constexpr std::string_view kRole = "varlen_forward";
+  using Signature = Tensor(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options,
+                           const StepBatch& step);
+};
+
 namespace stock {
 AttentionForward sdpa;   // torch's scaled_dot_product_attention; Error for softcap, sinks and ALiBi, which it has not
 AttentionForward eager;  // the formula, operation by operation

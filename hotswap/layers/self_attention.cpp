@@ -99,6 +99,7 @@ Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) 
   const int64_t batch = x.size(0);
   const auto [k, v] = context.memory->writable_rows(options_.layer, batch);
   if (!k.defined()) return {};
+  const bool is_ragged = sequence.step != nullptr && sequence.step->is_ragged;
   const std::vector<Tensor> made = Linear::products({&q_proj_, &k_proj_, &v_proj_}, x);
   DecoderHeads heads{.q = made[0],
                      .k = made[1],
@@ -113,7 +114,15 @@ Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) 
     heads.head_eps = options_.qk_norm->eps;
   }
   const Tensor q = layer_slot_->op<WriteHeads>()(heads);
-  return o_proj_.forward(attention_(q, k, v, attention_options_, context.attention).reshape({batch, 1, -1}));
+  const Tensor attended =
+      is_ragged ? attention_.op<AttendRagged>()(q, k.select(0, 0), v.select(0, 0), attention_options_, *sequence.step)
+                : attention_(q, k, v, attention_options_, context.attention);
+  return o_proj_.forward(attended.reshape({batch, 1, -1}));
+}
+
+bool SelfAttention::serves_ragged() const {
+  return layer_slot_ != nullptr && options_.key_multiplier == 1 && layer_slot_->op<WriteHeads>() &&
+         attention_.op<AttendRagged>();
 }
 
 Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) const {

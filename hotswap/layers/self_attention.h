@@ -47,6 +47,9 @@ class SelfAttention : public TokenMixer {
   std::vector<const Linear*> projections() const { return {&q_proj_, &k_proj_, &v_proj_, &o_proj_}; }
   std::vector<Linear*> joint_projections() { return {&q_proj_, &k_proj_, &v_proj_}; }  // which read the same x
   void add_to(DecoderLayerParts& parts) const;  // its weights, and what of its options that knows
+  // Whether one_token() serves the rows of a ragged step, as far as that does not depend on the step: kernels make
+  // heads ready and attend to rows of tokens.
+  bool serves_ragged() const;
   // Of the layer that this is a part of: where a kernel is bound that makes heads ready, one new token of each row goes
   // by it. The slot outlives the calls.
   void set_layer_slot(const DecoderLayerSlot* slot) { layer_slot_ = slot; }

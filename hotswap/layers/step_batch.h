@@ -42,6 +42,14 @@ struct StepBatch {
   // Of static shape: which tokens each row has only the device knows, by `positions`. `lengths` are no more than
   // as many as there are rows, seq_lens and block_table are undefined, and keys are rows, [batch, kv_len_bucket, ...].
   bool is_static = false;
+  // Of static shape, too: each row is one token of a prompt, and a prompt's tokens follow one another. Where they are
+  // and what they see only the device knows: all pages are one row of tokens, [tokens, kv_heads, head_dim], in which
+  // the keys of i are [key_start[i], key_start[i] + seq_lens[i]); query_start and seq_lens are of these, too. The first
+  // one, and any other, may have no tokens. Rows behind query_start's last element have none.
+  bool is_ragged = false;
+  Tensor key_start;      // [prompts + 1] int32: from 0, never falling
+  Tensor cache_rows;     // [batch] int64: where in that row of tokens each new one's keys and values are written
+  Tensor last_tokens;    // [prompts] int64: rows whose logits are wanted
   int64_t capacity = 0;  // of a static step: no position is beyond it, whatever the tensors hold when it runs again
 
   // What a kernel may have made of ids and positions (models/fused_step.h), else undefined.

@@ -259,16 +259,17 @@ CausalLMOutput CausalLM::forward(const ForwardArguments& a) {
   CausalLMOutput out;
   const bool keeps_router_logits = a.output_router_logits.value_or(parts_->config.mixture.output_router_logits);
   // [batch, time, hidden_size]
-  const Tensor hidden = parts_->trunk.forward({.input_ids = a.input_ids,
-                                               .attention_mask = a.attention_mask,
-                                               .position_ids = a.position_ids,
-                                               .cu_seqlens = a.cu_seqlens,
-                                               .max_seqlen = a.max_seqlen,
-                                               .seq_idx = a.seq_idx,
-                                               .cache = a.cache,
-                                               .step = a.step,
-                                               .memory = a.memory,
-                                               .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
+  Tensor hidden = parts_->trunk.forward({.input_ids = a.input_ids,
+                                         .attention_mask = a.attention_mask,
+                                         .position_ids = a.position_ids,
+                                         .cu_seqlens = a.cu_seqlens,
+                                         .max_seqlen = a.max_seqlen,
+                                         .seq_idx = a.seq_idx,
+                                         .cache = a.cache,
+                                         .step = a.step,
+                                         .memory = a.memory,
+                                         .router_logits = keeps_router_logits ? &out.router_logits : nullptr});
+  if (a.step != nullptr && a.step->is_ragged) hidden = hidden.index_select(0, a.step->last_tokens);
   const bool has_labels = a.labels.defined();
   if (has_labels) {
     if (a.labels.sizes() != a.input_ids.sizes() || a.logits_to_keep != 0) {

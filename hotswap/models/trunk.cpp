@@ -136,14 +136,15 @@ ForwardContext Trunk::step_context(const TrunkInput& in, at::ScalarType dtype) {
     return rotary ? rotary->tables(positions, table_dtype, step.ids.device()) : RotaryTables();
   };
   Tensor position;
-  if (time == 1 && !step.from_start) position = step.one_length ? step.positions.narrow(0, 0, 1) : step.positions;
+  if (step.is_ragged) {
+    position = step.cache_rows;  // in a cache that is one row of tokens
+  } else if (time == 1 && !step.from_start) {
+    position = step.one_length ? step.positions.narrow(0, 0, 1) : step.positions;
+  }
   const int64_t past = step.from_start ? 0 : *std::min_element(step.lengths.begin(), step.lengths.end()) - time;
   SequenceInfo sequence{.start = past};
-  if (step.is_static) {
-    sequence.positions = step.one_length ? step.positions : positions.ids;
-  } else if (!step.from_start) {
-    sequence.step = &step;
-  }
+  if (step.is_static) sequence.positions = step.one_length ? step.positions : positions.ids;
+  if (step.is_ragged || (!step.is_static && !step.from_start)) sequence.step = &step;
   return {.rope = tables(rotary_),
           .sliding_rope = tables(sliding_rotary_),
           .attention = AttentionMetadata(sequence),

@@ -28,7 +28,7 @@ struct EngineOptions {
   int64_t page_size = 0;      // see KvPoolOptions
   int64_t kv_tokens = 0;      // with a page_size: that the pages hold in total; 0: max_model_len of each row
   int64_t prefix_tokens = 0;  // whose keys and values are kept for prompts that begin alike
-  int64_t chunk = 512;        // tokens of a prompt that one step runs
+  int64_t chunk = 512;        // as SchedulerOptions'
   bool exact = true;          // a row's bits do not depend on its company
 };
 

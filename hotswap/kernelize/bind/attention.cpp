@@ -232,11 +232,24 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
   return run_attention(call, q.squeeze(0), k.squeeze(0), v.squeeze(0)).unsqueeze(0);
 }
 
+// Sequences of a step, one behind the other, over the pages of all.
+Tensor attend_ragged(const AttentionOps* ops, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const AttentionOptions& o, const StepBatch& step) {
+  AttentionCall call{ops, o, std::nullopt};
+  refuse_gradient(call, q, k, v, "a step's memory");
+  call.rows = Rows{step.query_start, step.key_start, step.batch(), step.capacity, step.seq_lens};
+  return run_attention(call, q.squeeze(1), k, v).unsqueeze(1);
+}
+
 void bind_attention(SlotBase& slot, const LayerOps& layer) {
   const auto* ops = ops_of<AttentionOps>(layer);
   bind_slot<AttentionForward>(slot,
                               [ops](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
                                     const AttentionMetadata& metadata) { return attend(ops, q, k, v, o, metadata); });
+  if (ops->handles.contains("varlen_forward")) {
+    slot.bind_op<AttendRagged>([ops](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
+                                     const StepBatch& step) { return attend_ragged(ops, q, k, v, o, step); });
+  }
 }
 
 }  // namespace

@@ -109,7 +109,9 @@ bool DecoderStep::fuses() const {
 Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context) const {
   const SelfAttentionOptions& o = parts_.attention.options();
   const RotaryTables& rope = context.rope_of(o.sliding_window > 0);
-  const bool one_token = context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
+  const StepBatch* step = context.attention.sequence().step;
+  const bool is_ragged = step != nullptr && step->is_ragged;  // rows see each other's keys
+  const bool one_token = !is_ragged && context.memory != nullptr && context.position.defined() && in.x.size(1) == 1 &&
                          takes_rows(slot_, in.x.size(0)) &&
                          (context.position.size(0) == 1 || slot_.claims(kRowPositions)) &&
                          !at::GradMode::is_enabled() && fuses() && !context.attention.sequence().padding.defined();
@@ -121,7 +123,6 @@ Tensor DecoderStep::forward(const HiddenState& in, const ForwardContext& context
   parts.k_cache = k, parts.v_cache = v;
   parts.position = context.position;
   const Tensor x = in.residual.defined() ? at::add(in.residual, in.x) : in.x;
-  const StepBatch* step = context.attention.sequence().step;
   if (step != nullptr && step->one_sequence && x.size(0) > 1) slot_(x, keys_alone(parts, x));
   return slot_(x, parts);
 }
