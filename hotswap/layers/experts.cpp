@@ -26,11 +26,14 @@
 #include "hotswap/base/error.h"
 #include "hotswap/layers/adapter.h"
 #include "hotswap/layers/linear.h"
+#include "hotswap/layers/whole_vectors.h"
 
 namespace hotswap {
 namespace {
 
-Tensor expert_silu(const Tensor& x) { return at::silu(x); }
+Tensor expert_silu(const Tensor& x) {
+  return in_whole_vectors(x, [](const Tensor& all) { return at::silu(all); });
+}
 Tensor expert_gelu(const Tensor& x) { return at::gelu(x); }
 Tensor expert_gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
 Tensor relu(const Tensor& x) { return at::relu(x); }

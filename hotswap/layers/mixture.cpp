@@ -5,6 +5,7 @@
 #include <ATen/ops/sigmoid.h>
 
 #include "hotswap/layers/dropout.h"
+#include "hotswap/layers/whole_vectors.h"
 
 namespace hotswap {
 
@@ -35,7 +36,7 @@ Tensor Mixture::forward(const Tensor& x, const ForwardContext& context) const {
   Tensor y = experts_.forward(tokens, routed.routing);
   if (shared_) {
     Tensor shared = shared_->forward(tokens);
-    if (shared_gate_) shared = at::mul(at::sigmoid(shared_gate_->forward(tokens)), shared);
+    if (shared_gate_) shared = at::mul(in_whole_vectors(shared_gate_->forward(tokens), at::sigmoid), shared);
     y = at::add(y, shared);
   }
   return y.view(x.sizes());

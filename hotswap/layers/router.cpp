@@ -17,9 +17,9 @@
 #include <limits>
 
 #include "hotswap/layers/sparse_mixer.h"
+#include "hotswap/layers/whole_vectors.h"
 
 namespace hotswap {
-
 Router::Router(const RouterOptions& o) : options_(o) {
   own("weight", weight_, {o.experts, o.dim});
   if (o.bias) own("bias", bias_, {o.experts}, Init::constant(0));
@@ -49,11 +49,11 @@ Router::Result Router::route(const Tensor& x) const {
   if (options_.scoring == Scoring::kSparseMixer) return {sparse_mixer(logits, options_.nearness, training()), logits};
   Tensor scores = logits;
   if (options_.scoring == Scoring::kSoftmax) scores = at::softmax(logits, -1, at::kFloat);
-  if (options_.scoring == Scoring::kSigmoid) scores = at::sigmoid(logits);
+  if (options_.scoring == Scoring::kSigmoid) scores = in_whole_vectors(logits, at::sigmoid);
   const Tensor index = chosen(scores);
   Tensor weights = at::gather(scores, 1, index);
   if (options_.scoring == Scoring::kSoftmaxOfChosen) weights = at::softmax(weights, 1);
-  if (options_.scoring == Scoring::kSigmoidOfChosen) weights = at::sigmoid(weights.to(at::kFloat));
+  if (options_.scoring == Scoring::kSigmoidOfChosen) weights = in_whole_vectors(weights.to(at::kFloat), at::sigmoid);
   if (options_.renormalize) weights = at::div(weights, at::add(weights.sum(-1, /*keepdim=*/true), options_.eps));
   if (!options_.float32_weights) weights = weights.to(made_in);
   if (options_.scale != 1) weights = at::mul(weights, options_.scale);

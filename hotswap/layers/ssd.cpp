@@ -20,6 +20,7 @@
 #include <limits>
 
 #include "hotswap/layers/mamba.h"
+#include "hotswap/layers/whole_vectors.h"
 #include "hotswap/layers/wide.h"
 
 namespace hotswap {
@@ -50,7 +51,7 @@ Links links_of(const Tensor& seq, const Tensor& before) {  // [batch, time], [ba
 std::tuple<Tensor, Tensor> stock::ssd(const SsdInputs& in) {
   const int64_t batch = in.x.size(0), time = in.x.size(1), heads = in.x.size(2), head_dim = in.x.size(3);
   Tensor dt = in.dt_bias ? at::add(in.dt, in.dt_bias->to(in.dt.scalar_type())) : in.dt;
-  if (in.dt_softplus) dt = at::softplus(dt);
+  if (in.dt_softplus) dt = in_whole_vectors(dt, [](const Tensor& x) { return at::softplus(x); });
   dt = wide(at::clamp(dt, in.dt_min, in.dt_max));
 
   const Tensor x = wide(in.x).transpose(1, 2);                                        // [batch, heads, time, head_dim]
