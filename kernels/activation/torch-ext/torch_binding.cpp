@@ -8,8 +8,9 @@ namespace {
 using activation::Function;
 using activation::kActs;
 using kernels::as_rows;
-using kernels::check;
+using kernels::check_same_dtype;
 using kernels::check_same_shape;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::DType;
@@ -27,13 +28,13 @@ constexpr int64_t kBlock = 4096;  // a contiguous tensor is walked in blocks, wh
 constexpr int64_t kGrain = 8192;  // numbers a thread, at least: an exponential each
 
 // ---- y = act(x)
-Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function function) {
-  const DType dtype = dtype_of(x, op);
+Tensor unary(const Tensor& x, const Tensor* dy, Function function) {
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
   if (dy != nullptr) {
-    kernels::check_device(*dy, device, op);
-    check_same_shape(x, *dy, op, "x", "dy");
-    check(dtype_of(*dy, op) == dtype, op, ": expected dy in x's dtype; got another; cast it");
+    kernels::check_device(*dy, device);
+    check_same_shape(x, *dy, "x");
+    check_same_dtype(*dy, dtype, "x");
   }
   Tensor out = kernels::empty_like(x, dtype);
   activation::Unary args{};
@@ -60,8 +61,8 @@ Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function functio
     run(args.numel == 0 ? 0 : kernels::divide_up(args.numel, args.cols));
     return out;
   }
-  const Rows in = as_rows(x, op, device);
-  const Rows grad = dy != nullptr ? as_rows(*dy, op, device) : in;
+  const Rows in = as_rows(x, device);
+  const Rows grad = dy != nullptr ? as_rows(*dy, device) : in;
   args.x = in.data;
   args.dy = dy != nullptr ? grad.data : nullptr;
   args.cols = in.cols;
@@ -72,12 +73,12 @@ Tensor unary(const char* op, const Tensor& x, const Tensor* dy, Function functio
 }
 
 // ---- y = act(gate) * up, x = [gate | up]
-Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function function) {
-  const DType dtype = dtype_of(x, op);
+Tensor and_mul(const Tensor& x, const Tensor* dy, Function function) {
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  const Rows in = as_rows(x, op, device);
-  check(in.cols % 2 == 0, op, ": expected an even last dimension, [gate | up]; got ", kernels::shape_of(x),
-        "; concatenate gate and up along the last dimension");
+  const Rows in = as_rows(x, device);
+  check_tensor(in.cols % 2 == 0, x, "with an even last dimension, [gate | up]; got ", kernels::shape_of(x),
+               "; concatenate gate and up along the last dimension");
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   shape.back() /= 2;
   activation::AndMul args{};
@@ -101,10 +102,10 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   }
   bool same = dy->dim() == x.dim();
   for (int64_t d = 0; same && d < x.dim(); ++d) same = dy->size(d) == shape[size_t(d)];
-  check(same, op, ": expected dy in the shape of x with half the last dimension; got ", kernels::shape_of(*dy), " for ",
-        kernels::shape_of(x), "; pass the gradient of the op's output");
-  check(dtype_of(*dy, op) == dtype, op, ": expected dy in x's dtype; got another; cast it");
-  const Rows grad = as_rows(*dy, op, device);
+  check_tensor(same, *dy, "in the shape of x with half the last dimension; got ", kernels::shape_of(*dy), " for ",
+               kernels::shape_of(x), "; pass the gradient of the op's output");
+  check_same_dtype(*dy, dtype, "x");
+  const Rows grad = as_rows(*dy, device);
   Tensor dx = kernels::empty_like(x, dtype);
   args.out = dx.data_ptr();
   args.dy = grad.data;
@@ -120,12 +121,12 @@ Tensor and_mul(const char* op, const Tensor& x, const Tensor* dy, Function funct
   return dx;
 }
 
-Tensor run(const char* op, const activation::Act& act, const Tensor& x, const Tensor* dy) {
-  return (act.and_mul ? and_mul : unary)(op, x, dy, act.function);
+Tensor run(const activation::Act& act, const Tensor& x, const Tensor* dy) {
+  return (act.and_mul ? and_mul : unary)(x, dy, act.function);
 }
 template <size_t kRow>
 Tensor forward(const Tensor& x) {
-  return run(kActs[kRow].name, kActs[kRow], x, nullptr);
+  return run(kActs[kRow], x, nullptr);
 }
 template <size_t kRow>
 constexpr auto kBackward = [] {
@@ -136,7 +137,7 @@ constexpr auto kBackward = [] {
 }();
 template <size_t kRow>
 Tensor backward(const Tensor& dy, const Tensor& x) {
-  return run(kBackward<kRow>.text, kActs[kRow], x, &dy);
+  return run(kActs[kRow], x, &dy);
 }
 
 template <size_t... kRows>

@@ -237,7 +237,7 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   refuse(in.q[0], in.k, in.v, {"attention: expected q [batch, rows, heads, dim]", "[3, 4, 8]"});
   refuse(in.q.narrow(2, 0, 3), in.k, in.v, {"multiple of the 2 key heads", "got 3"});
   refuse(in.q.narrow(3, 0, 7), in.k, in.v, {"heads of one size", "[2, 3, 4, 7]"});
-  refuse(in.q, in.k.to(at::kHalf), in.v, {"one dtype"});
+  refuse(in.q, in.k.to(at::kHalf), in.v, {"attention: expected k in q's dtype, float32; got float16"});
   refuse(in.q.to(at::kDouble), in.k, in.v, {"float32, bfloat16 or float16"});
   refuse(in.q.narrow(0, 0, 1), in.k, in.v, {"one batch size", "1 and 2"});
   Inputs wrong = in;
@@ -246,6 +246,9 @@ TEST(Attention, RefusesWhatDoesNotFit) {
   wrong = in;
   wrong.sinks = at::zeros({3});
   expect_refusal([&] { wrong.call("attention", {in.q, in.k, in.v}); }, {"sinks [4]", "[3]"});
+  wrong = in;
+  wrong.sinks = at::zeros({4}, at::kDouble);
+  expect_refusal([&] { wrong.call("attention", {in.q, in.k, in.v}); }, {"expected sinks in float32", "got float64"});
   wrong = in;
   wrong.slopes = at::zeros({3, 4});
   expect_refusal([&] { wrong.call("attention", {in.q, in.k, in.v}); }, {"alibi_slopes [4] or [2, 4]"});

@@ -9,6 +9,7 @@
 namespace attention {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::shape_of;
 using kernels::Tensor;
@@ -44,10 +45,10 @@ struct View {
   cpu::Operand operand;
 };
 
-inline View view_of(const Tensor& given, int64_t dims, const char* op, const char* name, const Device& device) {
-  check(given.dim() == dims, op, ": expected ", name,
-        dims == 4 ? " [batch, rows, heads, dim]" : " [tokens, heads, dim]", "; got ", shape_of(given), "; reshape it");
-  kernels::check_device(given, device, op);
+inline View view_of(const Tensor& given, int64_t dims, const Device& device) {
+  check_tensor(given.dim() == dims, given, dims == 4 ? "[batch, rows, heads, dim]" : "[tokens, heads, dim]", "; got ",
+               shape_of(given), "; reshape it");
+  kernels::check_device(given, device);
   const bool beside = given.stride(dims - 1) == 1 || given.size(dims - 1) <= 1;
   Tensor t = beside ? given : torch::stable::contiguous(given);
   const int64_t row = dims - 3;
@@ -56,24 +57,33 @@ inline View view_of(const Tensor& given, int64_t dims, const char* op, const cha
   return view;
 }
 
-// A small tensor of numbers of any float type, as float32 beside each other.
-inline Tensor as_floats(const Tensor& given, const char* op, const char* name, const Device& device) {
-  kernels::check_device(given, device, op);
-  const auto type = given.scalar_type();
-  check(type == kernels::ScalarType::Float || type == kernels::ScalarType::Double ||
-            type == kernels::ScalarType::Half || type == kernels::ScalarType::BFloat16,
-        op, ": expected ", name, " in a float type; got ", kernels::dtype_name(type), "; cast it");
-  return torch::stable::contiguous(
-      type == kernels::ScalarType::Float ? given : torch::stable::to(given, kernels::ScalarType::Float));
+// A small tensor of any type that the kernels know, as float32 beside each other.
+inline Tensor as_floats(const Tensor& given, const Device& device) {
+  kernels::check_device(given, device);
+  const bool wide = kernels::dtype_of(given) == DType::kFloat32;
+  return torch::stable::contiguous(wide ? given : torch::stable::to(given, kernels::ScalarType::Float));
 }
 
-inline Tensor as_int32(const Tensor& given, int64_t count, const char* op, const char* name, const Device& device) {
-  kernels::check_device(given, device, op);
-  check(given.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got ",
-        kernels::dtype_name(given), "; cast it");
-  check(given.dim() == 1 && given.size(0) == count, op, ": expected ", name, " [", count, "]; got ", shape_of(given),
-        "; one number a sequence, and of cu_seqlens one more");
+inline Tensor as_int32(const Tensor& given, int64_t count, const Device& device) {
+  kernels::check_device(given, device);
+  kernels::check_dtype(given, kernels::ScalarType::Int);
+  check_tensor(given.dim() == 1 && given.size(0) == count, given, "[", count, "]; got ", shape_of(given),
+               "; one number a sequence, and of cu_seqlens one more");
   return torch::stable::contiguous(given);
+}
+
+// cu_seqlens_q [sequences + 1]: how many numbers those are.
+inline int64_t ends_of(const Packed& p) {
+  check_tensor(p.cu_q.dim() == 1 && p.cu_q.size(0) >= 1, p.cu_q, "[sequences + 1]; got ", shape_of(p.cu_q),
+               "; it begins with 0, also without sequences");
+  return p.cu_q.size(0);
+}
+
+// block_table [batch, pages of a sequence]
+inline void check_pages(const Tensor& t, int64_t batch, const Device& device) {
+  kernels::check_device(t, device);
+  check_tensor(t.dim() == 2 && t.size(0) == batch && t.scalar_type() == kernels::ScalarType::Int, t, "[", batch,
+               ", pages] as int32; got ", shape_of(t), " of ", kernels::dtype_name(t), "; cast or reshape it");
 }
 
 // q, k, v and options of one call.
@@ -90,14 +100,12 @@ struct Call {
        int64_t sequences)
       : op(name),
         device(kernels::device_of(q_)),
-        dtype(kernels::dtype_of(q_, name)),
-        q(view_of(q_, dims, name, "q", device)),
-        k(view_of(k_, dims, name, "k", device)),
-        v(view_of(v_, dims, name, "v", device)),
+        dtype(kernels::dtype_of(q_)),
+        q(view_of(q_, dims, device)),
+        k(view_of(k_, dims, device)),
+        v(view_of(v_, dims, device)),
         problem{} {
-    check(k_.scalar_type() == q_.scalar_type() && v_.scalar_type() == q_.scalar_type(), op,
-          ": expected q, k and v of one dtype; got ", kernels::dtype_name(q_), ", ", kernels::dtype_name(k_), " and ",
-          kernels::dtype_name(v_), "; cast them");
+    kernels::check_same_dtype(k_, dtype, "q"), kernels::check_same_dtype(v_, dtype, "q");
     check(k.batch == v.batch && k.rows == v.rows && k.heads == v.heads, op,
           ": expected k and v alike but in their last dimension; got ", shape_of(k_), " and ", shape_of(v_));
     check(q.numbers == k.numbers && q.numbers > 0 && v.numbers > 0, op,
@@ -131,16 +139,17 @@ struct Call {
     problem.right = o.causal ? 0 : side(o.right);
     problem.chunk = o.chunk;
     if (o.sinks) {
-      check(o.sinks->dim() == 1 && o.sinks->size(0) == q.heads, op, ": expected sinks [", q.heads, "]; got ",
-            shape_of(*o.sinks));
-      sinks = as_floats(*o.sinks, op, "sinks", device);
+      check_tensor(o.sinks->dim() == 1 && o.sinks->size(0) == q.heads, *o.sinks, "[", q.heads, "]; got ",
+                   shape_of(*o.sinks), "; one number a query head");
+      sinks = as_floats(*o.sinks, device);
       problem.sinks = static_cast<const float*>(sinks->data_ptr());
     }
     if (!o.slopes) return;
     const int64_t dim = o.slopes->dim();
-    check((dim == 1 || (dim == 2 && o.slopes->size(0) == sequences)) && o.slopes->size(dim - 1) == q.heads, op,
-          ": expected alibi_slopes [", q.heads, "] or [", sequences, ", ", q.heads, "]; got ", shape_of(*o.slopes));
-    slopes = as_floats(*o.slopes, op, "alibi_slopes", device);
+    check_tensor((dim == 1 || (dim == 2 && o.slopes->size(0) == sequences)) && o.slopes->size(dim - 1) == q.heads,
+                 *o.slopes, "[", q.heads, "] or [", sequences, ", ", q.heads, "]; got ", shape_of(*o.slopes),
+                 "; one number a query head");
+    slopes = as_floats(*o.slopes, device);
     problem.slopes = static_cast<const float*>(slopes->data_ptr());
     problem.slopes_batch = dim == 2 ? q.heads : 0;
   }
@@ -169,14 +178,14 @@ inline cpu::Operand operand_of(const Tensor& t) {  // contiguous, of 4 or 3 dime
 }
 
 // lse, or dlse, as backward reads it.
-inline Tensor checked_lse(const Tensor& given, const View& q, int64_t dims, const char* op, const char* name,
-                          const Device& device) {
-  kernels::check_device(given, device, op);
+inline Tensor checked_lse(const Tensor& given, const View& q, int64_t dims, const Device& device) {
+  kernels::check_device(given, device);
   const int64_t head = dims - 3;
-  check(given.scalar_type() == kernels::ScalarType::Float && given.dim() == dims - 1 &&
-            (dims == 3 || given.size(0) == q.batch) && given.size(head) == q.heads && given.size(head + 1) == q.rows,
-        op, ": expected ", name, " as float32 ", dims == 4 ? "[batch, heads, rows]" : "[heads, tokens]", " of q; got ",
-        shape_of(given), " in ", kernels::dtype_name(given), "; pass the forward's own");
+  check_tensor(given.scalar_type() == kernels::ScalarType::Float && given.dim() == dims - 1 &&
+                   (dims == 3 || given.size(0) == q.batch) && given.size(head) == q.heads &&
+                   given.size(head + 1) == q.rows,
+               given, "as float32 ", dims == 4 ? "[batch, heads, rows]" : "[heads, tokens]", " of q; got ",
+               shape_of(given), " in ", kernels::dtype_name(given), "; pass the forward's own");
   return torch::stable::contiguous(given);
 }
 

@@ -127,12 +127,11 @@ inline std::vector<Sequence> dense_sequences(const Call& c) {
 }
 
 inline std::vector<Sequence> packed_sequences(const Call& c, const Packed& p) {
-  const int64_t ends = p.cu_q.dim() == 1 ? p.cu_q.size(0) : 0;
-  check(ends >= 1, c.op, ": expected cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
-  const Tensor cu_q = as_int32(p.cu_q, ends, c.op, "cu_seqlens_q", c.device);
-  const Tensor cu_k = as_int32(p.cu_k, ends, c.op, "cu_seqlens_k", c.device);
+  const int64_t ends = ends_of(p);
+  const Tensor cu_q = as_int32(p.cu_q, ends, c.device);
+  const Tensor cu_k = as_int32(p.cu_k, ends, c.device);
   std::optional<Tensor> used;
-  if (p.used_k) used = as_int32(*p.used_k, ends - 1, c.op, "seqused_k", c.device);
+  if (p.used_k) used = as_int32(*p.used_k, ends - 1, c.device);
   const auto *q = static_cast<const int32_t*>(cu_q.data_ptr()), *k = static_cast<const int32_t*>(cu_k.data_ptr());
   const auto* u = used ? static_cast<const int32_t*>(used->data_ptr()) : nullptr;
   const auto grows = [&](const int32_t* cu, int64_t rows, const char* name) {

@@ -19,7 +19,7 @@ inline const int32_t* numbers_of(Decoding& d, Tensor t) {
 inline Decoding decoding(Call& c, const Cache& cache, int64_t new_rows) {
   Decoding d;
   const int64_t batch = c.q.batch;
-  const int32_t* lengths = numbers_of(d, as_int32(cache.lengths, batch, c.op, "cache_seqlens", c.device));
+  const int32_t* lengths = numbers_of(d, as_int32(cache.lengths, batch, c.device));
   check(!(cache.block_table && cache.batch_idx), c.op,
         ": expected a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is "
         "stored");
@@ -27,14 +27,12 @@ inline Decoding decoding(Call& c, const Cache& cache, int64_t new_rows) {
   int64_t blocks = 0;
   if (cache.block_table) {
     const Tensor& t = *cache.block_table;
-    kernels::check_device(t, c.device, c.op);
-    check(t.dim() == 2 && t.size(0) == batch && t.scalar_type() == kernels::ScalarType::Int, c.op,
-          ": expected block_table [", batch, ", pages] as int32; got ", shape_of(t));
+    check_pages(t, batch, c.device);
     blocks = t.size(1);
     table = numbers_of(d, torch::stable::contiguous(t));
     c.problem.page = c.k.rows;
   } else if (cache.batch_idx) {
-    entries = numbers_of(d, as_int32(*cache.batch_idx, batch, c.op, "cache_batch_idx", c.device));
+    entries = numbers_of(d, as_int32(*cache.batch_idx, batch, c.device));
   } else {
     check(c.k.batch >= batch, c.op, ": expected a cache of ", batch, " rows or more; got ", c.k.batch);
   }

@@ -17,7 +17,7 @@ inline View aligned(View view, const Device& device) {
   for (const int64_t stride : {s.batch, s.row, s.head}) fits = fits && stride * size % kBytes == 0;
   if (fits || view.tensor.numel() == 0) return view;
   const Tensor copy = torch::stable::clone(torch::stable::contiguous(view.tensor));
-  return view_of(copy, copy.dim(), "attention", "a copy", device);
+  return view_of(copy, copy.dim(), device);
 }
 
 // Where packed sequences begin, on the device; none: there is a batch.
@@ -33,11 +33,9 @@ inline Starts dense(const Call& c) {
   return {c.q.batch, std::nullopt, std::nullopt, std::nullopt};
 }
 inline Starts packed(const Call& c, const Packed& p) {
-  const int64_t ends = p.cu_q.dim() == 1 ? p.cu_q.size(0) : 0;
-  check(ends >= 1, c.op, ": expected cu_seqlens_q [sequences + 1]; got ", shape_of(p.cu_q));
-  Starts s{ends - 1, as_int32(p.cu_q, ends, c.op, "cu_seqlens_q", c.device),
-           as_int32(p.cu_k, ends, c.op, "cu_seqlens_k", c.device), std::nullopt};
-  if (p.used_k) s.used = as_int32(*p.used_k, ends - 1, c.op, "seqused_k", c.device);
+  const int64_t ends = ends_of(p);
+  Starts s{ends - 1, as_int32(p.cu_q, ends, c.device), as_int32(p.cu_k, ends, c.device), std::nullopt};
+  if (p.used_k) s.used = as_int32(*p.used_k, ends - 1, c.device);
   return s;
 }
 
@@ -103,11 +101,11 @@ inline Outputs forward(Call& c, int64_t dims, const Starts& starts, bool with_ls
 
 inline Gradients backward(const Call& c, int64_t dims, const Starts& starts, const Saved& saved, bool deterministic) {
   const View q = aligned(c.q, c.device), k = aligned(c.k, c.device), v = aligned(c.v, c.device);
-  const View dout = aligned(view_of(saved.dout, dims, c.op, "dout", c.device), c.device);
-  const View out = aligned(view_of(saved.out, dims, c.op, "out", c.device), c.device);
-  const Tensor lse = checked_lse(saved.lse, c.q, dims, c.op, "lse", c.device);
+  const View dout = aligned(view_of(saved.dout, dims, c.device), c.device);
+  const View out = aligned(view_of(saved.out, dims, c.device), c.device);
+  const Tensor lse = checked_lse(saved.lse, c.q, dims, c.device);
   std::optional<Tensor> dlse;
-  if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.op, "dlse", c.device);
+  if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.device);
   Gradients g = new_gradients(c, dims);
   if (starts.sequences == 0) {
     for (Tensor* t : {&g.dq, &g.dk, &g.dv, &g.dsinks}) torch::stable::zero_(*t);
@@ -140,14 +138,12 @@ inline Outputs decode(const Call& c, const Cache& cache, const View* k_new, cons
   check(!(cache.block_table && cache.batch_idx), c.op,
         ": expected a block_table or cache_batch_idx; got both; a block_table already defines where a sequence is "
         "stored");
-  const Tensor lengths = as_int32(cache.lengths, c.q.batch, c.op, "cache_seqlens", c.device);
+  const Tensor lengths = as_int32(cache.lengths, c.q.batch, c.device);
   std::optional<Tensor> table, index;
-  if (cache.batch_idx) index = as_int32(*cache.batch_idx, c.q.batch, c.op, "cache_batch_idx", c.device);
+  if (cache.batch_idx) index = as_int32(*cache.batch_idx, c.q.batch, c.device);
   if (cache.block_table) {
     const Tensor& t = *cache.block_table;
-    kernels::check_device(t, c.device, c.op);
-    check(t.dim() == 2 && t.size(0) == c.q.batch && t.scalar_type() == kernels::ScalarType::Int, c.op,
-          ": expected block_table [", c.q.batch, ", pages] as int32; got ", shape_of(t));
+    check_pages(t, c.q.batch, c.device);
     table = t.stride(1) == 1 || t.size(1) <= 1 ? t : torch::stable::contiguous(t);
   } else {
     check(index || c.k.batch >= c.q.batch, c.op, ": expected a cache of ", c.q.batch, " rows or more; got ", c.k.batch);

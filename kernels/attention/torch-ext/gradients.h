@@ -23,14 +23,12 @@ inline Gradients new_gradients(const Call& c, int64_t dims) {
           kernels::empty({c.sinks ? c.q.heads : 0}, DType::kFloat32, c.device)};
 }
 
-inline void check_like_out(const Tensor& t, const Call& c, int64_t dims, const char* name) {
+inline void check_like_out(const Tensor& t, const Call& c, int64_t dims) {
   const int64_t row = dims - 3;
-  check(t.dim() == dims && (dims == 3 || t.size(0) == c.q.batch) && t.size(row) == c.q.rows &&
-            t.size(row + 1) == c.q.heads && t.size(row + 2) == c.v.numbers,
-        c.op, ": expected ", name, " in the shape of the forward's output; got ", shape_of(t),
-        "; pass the output's own");
-  check(kernels::dtype_of(t, c.op) == c.dtype, c.op, ": expected ", name, " in q's dtype; got ", kernels::dtype_name(t),
-        "; cast it");
+  check_tensor(t.dim() == dims && (dims == 3 || t.size(0) == c.q.batch) && t.size(row) == c.q.rows &&
+                   t.size(row + 1) == c.q.heads && t.size(row + 2) == c.v.numbers,
+               t, "in the shape of the forward's output; got ", shape_of(t), "; pass the output's own");
+  kernels::check_same_dtype(t, c.dtype, "q");
 }
 
 }  // namespace attention

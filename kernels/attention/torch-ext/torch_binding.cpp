@@ -95,11 +95,11 @@ std::tuple<Tensor, Tensor> attention_varlen_fwd(const Tensor& q, const Tensor& k
 
 Gradients backward_on_cpu(const Call& c, int64_t dims, const std::vector<cpu::Sequence>& sequences,
                           const Saved& saved) {
-  const View dout = view_of(saved.dout, dims, c.op, "dout", c.device);
-  const View out = view_of(saved.out, dims, c.op, "out", c.device);
-  const Tensor lse = checked_lse(saved.lse, c.q, dims, c.op, "lse", c.device);
+  const View dout = view_of(saved.dout, dims, c.device);
+  const View out = view_of(saved.out, dims, c.device);
+  const Tensor lse = checked_lse(saved.lse, c.q, dims, c.device);
   std::optional<Tensor> dlse;
-  if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.op, "dlse", c.device);
+  if (saved.dlse) dlse = checked_lse(*saved.dlse, c.q, dims, c.device);
   Gradients g = new_gradients(c, dims);
   if (dims == 3 || c.q.rows == 0) {  // rows of no sequence, keys that nobody sees
     for (Tensor* t : {&g.dq, &g.dk, &g.dv}) zero(*t);
@@ -116,8 +116,8 @@ Gradients backward_on_cpu(const Call& c, int64_t dims, const std::vector<cpu::Se
 
 FourTensors backward(const Call& c, int64_t dims, const Packed* packed, const Saved& saved,
                      [[maybe_unused]] bool deterministic) {  // the CPU always is
-  check_like_out(saved.dout, c, dims, "dout");
-  check_like_out(saved.out, c, dims, "out");
+  check_like_out(saved.dout, c, dims);
+  check_like_out(saved.out, c, dims);
 #if defined(CUDA_KERNEL)
   if (!c.device.is_cpu()) {
     Gradients g = gpu::backward(c, dims, packed ? gpu::packed(c, *packed) : gpu::dense(c), saved, deterministic);
@@ -151,9 +151,12 @@ FourTensors attention_varlen_bwd(const Tensor& dout, const Tensor& q, const Tens
 
 // ---- decode
 
-void check_new_rows(const Call& c, const View& fresh, int64_t numbers, const char* name) {
-  check(fresh.batch == c.q.batch && fresh.heads == c.k.heads && fresh.numbers == numbers, c.op, ": expected ", name,
-        " [", c.q.batch, ", new rows, ", c.k.heads, ", ", numbers, "]; got ", shape_of(fresh.tensor));
+View new_rows(const Call& c, const Tensor& given, int64_t numbers) {
+  kernels::check_same_dtype(given, c.dtype, "q");
+  View fresh = view_of(given, 4, c.device);
+  check_tensor(fresh.batch == c.q.batch && fresh.heads == c.k.heads && fresh.numbers == numbers, given, "[", c.q.batch,
+               ", new rows, ", c.k.heads, ", ", numbers, "]; got ", shape_of(given), "; reshape it");
+  return fresh;
 }
 
 std::tuple<Tensor, Tensor> attention_decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
@@ -170,12 +173,8 @@ std::tuple<Tensor, Tensor> attention_decode(const Tensor& q, const Tensor& k_cac
   const Cache cache{k_new, v_new, cache_seqlens, block_table, cache_batch_idx};
   std::optional<View> k_fresh, v_fresh;
   if (k_new) {
-    check(kernels::dtype_of(*k_new, c.op) == c.dtype && kernels::dtype_of(*v_new, c.op) == c.dtype, c.op,
-          ": expected k_new and v_new in q's dtype; got another; cast them");
-    k_fresh = view_of(*k_new, 4, c.op, "k_new", c.device);
-    v_fresh = view_of(*v_new, 4, c.op, "v_new", c.device);
-    check_new_rows(c, *k_fresh, c.k.numbers, "k_new");
-    check_new_rows(c, *v_fresh, c.v.numbers, "v_new");
+    k_fresh = new_rows(c, *k_new, c.k.numbers);
+    v_fresh = new_rows(c, *v_new, c.v.numbers);
     check(k_fresh->rows == v_fresh->rows, c.op, ": expected as many rows in v_new as in k_new; got ", v_fresh->rows,
           " and ", k_fresh->rows);
     check(c.k.operand.data == k_cache.data_ptr() && c.v.operand.data == v_cache.data_ptr(), c.op,

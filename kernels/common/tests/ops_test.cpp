@@ -36,12 +36,21 @@ Tensor note_text(const Tensor& x, std::string text) {
 }
 void note_device_in_place(Tensor) { seen.push_back(torch::stable::accelerator::getCurrentDeviceIndex()); }
 
+// Which of its tensors is not on the CPU; of 3 a copy, which is no argument.
+Tensor refuse(const Tensor& x, const std::optional<Tensor>& bias, std::vector<Tensor> list, int64_t which) {
+  const Tensor copy = torch::stable::clone(list[0]);
+  check_device(which == 0 ? x : which == 1 ? *bias : which == 2 ? list[1] : list[0], cpu());
+  check_dtype(copy, ScalarType::Long);
+  return x;
+}
+
 constexpr std::array kOps{
     op<&note_device>("note_device(Tensor x, bool refuse) -> Tensor"),
     op<&note_devices>("note_devices(Tensor x) -> (Tensor, Tensor)"),
     op<&note_device_in_place>("note_device_(Tensor(a!) x) -> ()"),
     cpu_op<&note_devices>("on_the_cpu(Tensor x) -> (Tensor, Tensor)"),
     op<&note_text>("note_text(Tensor x, str text) -> Tensor"),
+    op<&refuse>("refuse(Tensor(a!) x, Tensor(b!)? bias, Tensor(c!)[] list, int which=0) -> Tensor"),
 };
 
 at::Tensor tensor_on(at::Device device) {
@@ -113,6 +122,30 @@ TEST_F(Ops, LeaveTheGpuAloneWhereTheFirstTensorIsOnTheCpu) {
   Fake::setDeviceIndex(3);
   call_on_gpu(kOps[0], at::kCPU, 1, false);
   EXPECT_EQ(seen, std::vector<int>({3}));
+}
+
+// The functions know neither: the schema does.
+TEST_F(Ops, NameThemselvesAndTheArgumentInErrors) {
+  registered<& refuse>.name = kOps[5].name, registered<& refuse>.signature = kOps[5].signature;
+  const auto tensor = [](at::Device device) {
+    return Tensor(torch::aot_inductor::new_tensor_handle(tensor_on(device)));
+  };
+  const auto text_of = [&](int64_t which) -> std::string {
+    const auto at = [&](int64_t n) { return tensor(n == which ? gpu(3) : at::Device(at::kCPU)); };
+    StableIValue stack[] = {torch::stable::detail::from(at(0)), torch::stable::detail::from(std::optional(at(1))),
+                            torch::stable::detail::from(std::vector{at(4), at(2)}), torch::stable::detail::from(which)};
+    try {
+      kOps[5].cpu(stack, 4, 1);
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  const std::string rest = " on the CPU; got it on GPU 3; move all arguments to one device";
+  EXPECT_EQ(text_of(0), "refuse: expected x" + rest);
+  EXPECT_EQ(text_of(1), "refuse: expected bias" + rest);
+  EXPECT_EQ(text_of(2), "refuse: expected list[1]" + rest);
+  EXPECT_EQ(text_of(3), "refuse: expected a tensor in int64; got float32; cast it");
 }
 
 TEST_F(Ops, OfTheCpuAloneAreNotRegisteredForGpus) { EXPECT_EQ(kOps[3].cuda, nullptr); }

@@ -30,6 +30,24 @@ void check(bool ok, const Parts&... parts) {
   throw std::runtime_error(text.str());
 }
 
+// An error about one tensor of an op. The function does not know what its op and that argument are called in the
+// schema: ops.h puts both before the text.
+class TensorError : public std::runtime_error {
+ public:
+  TensorError(const Tensor& t, const std::string& text)
+      : std::runtime_error("expected a tensor " + text), tensor(t.get()), text(text) {}
+  AtenTensorHandle tensor;
+  std::string text;
+};
+// check_tensor(ok, x, "in float32; got ", dtype_name(x), "; cast it"): "rms_norm: expected x in float32; got ..."
+template <class... Parts>
+void check_tensor(bool ok, const Tensor& t, const Parts&... parts) {
+  if (__builtin_expect(ok, 1)) return;
+  std::ostringstream text;
+  (text << ... << parts);
+  throw TensorError(t, text.str());
+}
+
 struct Shape {
   const Tensor& tensor;
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
@@ -76,9 +94,15 @@ struct DtypeName {
   }
 };
 inline DtypeName dtype_name(ScalarType type) { return {type}; }
-inline DtypeName dtype_name(const Tensor& t) { return {t.scalar_type()}; }
+struct TensorDtype {  // read where there is an error only
+  const Tensor& tensor;
+  friend std::ostream& operator<<(std::ostream& out, const TensorDtype& t) {
+    return out << DtypeName{t.tensor.scalar_type()};
+  }
+};
+inline TensorDtype dtype_name(const Tensor& t) { return {t}; }
 
-inline DType dtype_of(const Tensor& t, const char* what) {
+inline DType dtype_of(const Tensor& t) {
   switch (t.scalar_type()) {
     case ScalarType::Float:
       return DType::kFloat32;
@@ -87,9 +111,23 @@ inline DType dtype_of(const Tensor& t, const char* what) {
     case ScalarType::Half:
       return DType::kFloat16;
     default:
-      check(false, what, ": expected float32, bfloat16 or float16; got ", dtype_name(t), "; cast it first");
+      check_tensor(false, t, "in float32, bfloat16 or float16; got ", dtype_name(t), "; cast it");
       return DType::kFloat32;
   }
+}
+inline int32_t torch_dtype(DType dtype) {
+  return dtype == DType::kFloat32    ? aoti_torch_dtype_float32()
+         : dtype == DType::kBFloat16 ? aoti_torch_dtype_bfloat16()
+                                     : aoti_torch_dtype_float16();
+}
+inline DtypeName dtype_name(DType dtype) { return {ScalarType(torch_dtype(dtype))}; }
+inline void check_dtype(const Tensor& t, ScalarType dtype) {
+  check_tensor(t.scalar_type() == dtype, t, "in ", dtype_name(dtype), "; got ", dtype_name(t), "; cast it");
+}
+// In the dtype of the argument `other`.
+inline void check_same_dtype(const Tensor& t, DType dtype, const char* other) {
+  check_tensor(int32_t(t.scalar_type()) == torch_dtype(dtype), t, "in ", other, "'s dtype, ", dtype_name(dtype),
+               "; got ", dtype_name(t), "; cast one of them");
 }
 
 // ---- devices: an op runs where its first tensor is, and that GPU is the current one meanwhile (ops.h)
@@ -110,10 +148,9 @@ inline Device device_of(AtenTensorHandle t) {
   return d;
 }
 inline Device device_of(const Tensor& t) { return device_of(t.get()); }
-inline void check_device(const Tensor& t, const Device& device, const char* what) {
+inline void check_device(const Tensor& t, const Device& device) {
   const Device got = device_of(t);
-  check(got == device, what, ": expected a tensor on ", device, "; got one on ", got,
-        "; move all arguments to one device");
+  check_tensor(got == device, t, "on ", device, "; got it on ", got, "; move all arguments to one device");
 }
 
 // on_gpu(stream) with the device's current stream, or on_cpu(). The device is current already: ops.h sees to it for the
@@ -159,11 +196,6 @@ inline Tensor empty_like_shape(const int64_t* sizes, int64_t dim, int32_t torch_
     ask_for_huge_pages(tensor.data_ptr(), extent * tensor.element_size());
   return tensor;
 }
-inline int32_t torch_dtype(DType dtype) {
-  return dtype == DType::kFloat32    ? aoti_torch_dtype_float32()
-         : dtype == DType::kBFloat16 ? aoti_torch_dtype_bfloat16()
-                                     : aoti_torch_dtype_float16();
-}
 inline Tensor empty(std::initializer_list<int64_t> sizes, DType dtype, const Device& device = cpu()) {
   return empty_like_shape(sizes.begin(), int64_t(sizes.size()), torch_dtype(dtype), device);
 }
@@ -202,10 +234,10 @@ inline bool row_stride(const Tensor& t, int64_t* stride) {  // false: the rows a
 }
 
 // Strided rows are used where they lie; other layouts (last dimension not contiguous) are copied.
-inline Rows as_rows(const Tensor& t, const char* what, const Device& device = cpu()) {
+inline Rows as_rows(const Tensor& t, const Device& device = cpu()) {
   const int64_t dim = t.dim();
-  check(dim >= 1, what, ": expected at least one dimension; got a scalar; unsqueeze it");
-  check_device(t, device, what);
+  check_tensor(dim >= 1, t, "of at least one dimension; got a scalar; unsqueeze it");
+  check_device(t, device);
   const int64_t cols = t.size(dim - 1);
   int64_t rows = 1;
   for (int64_t d = 0; d + 1 < dim; ++d) rows *= t.size(d);
@@ -216,11 +248,10 @@ inline Rows as_rows(const Tensor& t, const char* what, const Device& device = cp
   return {std::move(copy), data, rows, cols, cols};
 }
 
-inline void check_same_shape(const Tensor& a, const Tensor& b, const char* op, const char* a_name, const char* b_name) {
+inline void check_same_shape(const Tensor& a, const Tensor& b, const char* a_name) {
   bool same = a.dim() == b.dim();
   for (int64_t d = 0; same && d < a.dim(); ++d) same = a.size(d) == b.size(d);
-  check(same, op, ": expected ", b_name, " in the shape of ", a_name, ", ", shape_of(a), "; got ", shape_of(b),
-        "; reshape or expand it");
+  check_tensor(same, b, "in the shape of ", a_name, ", ", shape_of(a), "; got ", shape_of(b), "; reshape or expand it");
 }
 
 // ---- threads: torch's own pool. Each thread gets at least `grain` elements: less would cost more than it saves.

@@ -13,8 +13,10 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "kernels/common/cpu/isa.h"
 #include "kernels/common/torch/binding.h"
@@ -33,22 +35,89 @@ namespace kernels {
 
 using Boxed = void (*)(StableIValue*, uint64_t, uint64_t);
 
+// Of an op's function while its library is loaded.
+struct Registered {
+  std::atomic<int64_t> calls{0};
+  std::string_view name, signature;
+};
+
 struct Op {
   std::string_view name, signature;  // silu, (Tensor x) -> Tensor
   Boxed cpu, cuda;                   // cuda: null where only the CPU has it
-  std::atomic<int64_t>* calls;
+  Registered* registered;
 };
 
 template <auto kFunction>
-inline std::atomic<int64_t> calls_of{0};
+inline constinit Registered registered{};
 
 template <auto kFunction>
 constexpr Boxed kBoxed = &torch::stable::detail::boxer<std::remove_pointer_t<decltype(kFunction)>, kFunction>::boxed_fn;
 
+// ---- names in errors: what an op's function throws about a tensor gets the op's name and the argument's here
+
+// "weight" of index 1 in "(Tensor(a!) x, Tensor? weight=None) -> Tensor".
+[[gnu::cold]] inline std::string_view argument_name(std::string_view signature, int64_t index) {
+  size_t begin = 1, end = 1;
+  for (int depth = 0; end < signature.size(); ++end) {
+    const char c = signature[end];
+    if (depth == 0 && (c == ',' || c == ')') && index-- == 0) break;
+    if (depth == 0 && c == ',') begin = end + 1;
+    depth += (c == '(') - (c == ')');
+  }
+  const std::string_view argument = signature.substr(begin, end - begin),
+                         typed = argument.substr(0, argument.find('='));
+  return typed.substr(typed.rfind(' ') + 1);
+}
+
+// Which of an argument's tensors that one is; -1: none of them.
+inline int64_t index_of(AtenTensorHandle handle, const Tensor& t) { return t.get() == handle ? 0 : -1; }
+inline int64_t index_of(AtenTensorHandle handle, const std::optional<Tensor>& t) {
+  return t.has_value() ? index_of(handle, *t) : -1;
+}
+inline int64_t index_of(AtenTensorHandle handle, const std::vector<Tensor>& list) {
+  const auto found = std::find_if(list.begin(), list.end(), [&](const Tensor& t) { return t.get() == handle; });
+  return found == list.end() ? -1 : found - list.begin();
+}
+template <class Other>
+int64_t index_of(AtenTensorHandle, const Other&) {
+  return -1;
+}
+
+template <class... Arguments>
+[[noreturn, gnu::cold, gnu::noinline]] void throw_named(const TensorError& error, const Registered& op,
+                                                        const Arguments&... arguments) {
+  constexpr bool kIsList[] = {std::is_same_v<Arguments, std::vector<Tensor>>...};
+  const int64_t places[] = {index_of(error.tensor, arguments)...};
+  for (size_t i = 0; i < sizeof...(Arguments); ++i) {
+    if (places[i] < 0) continue;
+    std::ostringstream text;
+    text << op.name << ": expected " << argument_name(op.signature, int64_t(i));
+    if (kIsList[i]) text << "[" << places[i] << "]";
+    text << " " << error.text;
+    throw std::runtime_error(text.str());
+  }
+  throw std::runtime_error(std::string(op.name) + ": " + error.what());  // a tensor that the function made
+}
+
+// The function with names in its errors, which cost a call without an error nothing: the arguments stay where the boxed
+// function holds them, and an exception is looked up only when it is thrown.
+template <auto kFunction, class Function = decltype(kFunction)>
+struct Named;
+template <auto kFunction, class Result, class... Arguments>
+struct Named<kFunction, Result (*)(Arguments...)> {
+  static Result call(const std::remove_cvref_t<Arguments>&... arguments) {
+    try {
+      return kFunction(arguments...);
+    } catch (const TensorError& error) {
+      throw_named(error, registered<kFunction>, arguments...);
+    }
+  }
+};
+
 template <auto kFunction>
 void counted(StableIValue* stack, uint64_t inputs, uint64_t outputs) {
-  calls_of<kFunction>.fetch_add(1, std::memory_order_relaxed);
-  kBoxed<kFunction>(stack, inputs, outputs);
+  registered<kFunction>.calls.fetch_add(1, std::memory_order_relaxed);
+  kBoxed<&Named<kFunction>::call>(stack, inputs, outputs);
 }
 
 template <class Function>
@@ -72,7 +141,7 @@ void counted_on_its_gpu(StableIValue* stack, uint64_t inputs, uint64_t outputs) 
 // On every device that the package is built for: the function looks where its tensors are (run_on).
 template <auto kFunction>
 constexpr Op op(std::string_view name, std::string_view signature) {
-  return {name, signature, &counted<kFunction>, &counted_on_its_gpu<kFunction>, &calls_of<kFunction>};
+  return {name, signature, &counted<kFunction>, &counted_on_its_gpu<kFunction>, &registered<kFunction>};
 }
 template <auto kFunction>
 constexpr Op op(std::string_view schema) {
@@ -82,7 +151,7 @@ constexpr Op op(std::string_view schema) {
 template <auto kFunction>
 constexpr Op cpu_op(std::string_view schema) {
   const size_t end = schema.find('(');
-  return {schema.substr(0, end), schema.substr(end), &counted<kFunction>, nullptr, &calls_of<kFunction>};
+  return {schema.substr(0, end), schema.substr(end), &counted<kFunction>, nullptr, &registered<kFunction>};
 }
 
 // For a family of ops that differ in name and one constant: the name as a template argument, which reaches the errors
@@ -120,7 +189,7 @@ template <const auto& kOps>
 template <const auto& kOps>
 [[gnu::cold]] int64_t call_count(std::string name) {
   for (const Op& o : kOps) {
-    if (name == o.name) return o.calls->load(std::memory_order_relaxed);
+    if (name == o.name) return o.registered->calls.load(std::memory_order_relaxed);
   }
   check(false, "call_count: expected one of ", op_names<kOps>(), "; got \"", name,
         "\"; pass the name of an op of this package");
@@ -135,6 +204,7 @@ class Library {
  public:
   [[gnu::cold]] Library() {
     for (const Op& o : kOps) {
+      o.registered->name = o.name, o.registered->signature = o.signature;
       std::string text(o.name);
       cpu_.impl(text.c_str(), o.cpu);
 #if defined(CUDA_KERNEL)

@@ -278,10 +278,10 @@ TEST(DecoderInputs, RefusesWhatDoesNotFit) {
     for (Tensor& one : t) one = one.to(device());
     expect_refusal([&] { package().call("decoder_inputs", t[0], t[1], t[2], t[3]); }, words);
   };
-  call([](Tensors& t) { t[0] = t[0].to(at::kInt); }, {"ids and one length as int64", "[2] and [1]"});
+  call([](Tensors& t) { t[0] = t[0].to(at::kInt); }, {"decoder_inputs: expected ids in int64; got int32"});
   call([](Tensors& t) { t[3] = at::zeros({2}, at::kLong); }, {"one length", "[2] and [2]"});
   call([](Tensors& t) { t[1] = t[1].narrow(0, 0, 0); }, {"embedding [ids, hidden]", "[0, 8]"});
-  call([](Tensors& t) { t[2] = t[2].to(at::kHalf); }, {"of one dtype"});
+  call([](Tensors& t) { t[2] = t[2].to(at::kHalf); }, {"expected rope in embedding's dtype, float32; got float16"});
   if (on_cuda()) return;  // there a wrong number ends the run
   call([](Tensors& t) { t[0][1] = 5; }, {"ids from 0 to 4; got 5"});
   call([](Tensors& t) { t[3].fill_(3); }, {"a length from 0 to 2; got 3"});
@@ -308,7 +308,7 @@ TEST(DecoderLayer, RefusesWhatDoesNotFit) {
     expect_refusal([&] { layer.run(); }, words);
   };
   refused([](Layer& l) { l.shape.act = "relu"; }, {"silu or gelu_tanh", "relu"});
-  refused([](Layer& l) { l.k = at::zeros({63, 64}, l.k.options()); }, {"the keys' weight [64, 64]", "[63, 64]"});
+  refused([](Layer& l) { l.k = at::zeros({63, 64}, l.k.options()); }, {"expected k [64, 64]", "[63, 64]"});
   refused([](Layer& l) { l.v_cache = l.v_cache.narrow(0, 0, 1); }, {"v_cache [2, capacity, 1, 64]"});
   refused([](Layer& l) { l.down = l.down.to(at::kFloat); }, {"down in x's dtype"});
   if (!on_cuda()) {

@@ -112,7 +112,7 @@ TEST(DecoderHeads, RefuseWhatDoesNotFit) {
   refused([](Step& s) { s.position = s.position.narrow(0, 0, 2); }, {"decoder_heads", "one for each of 3"});
   refused([](Step& s) { s.cos = s.cos.narrow(-1, 0, 32); }, {"decoder_heads", "cos and sin [1 or 3, 64]"});
   refused([](Step& s) { s.v_cache = s.v_cache.narrow(1, 0, 9); }, {"decoder_heads", "caches of one capacity"});
-  refused([](Step& s) { s.v = s.v.to(at::kHalf); }, {"decoder_heads", "v in x's dtype"});
+  refused([](Step& s) { s.v = s.v.to(at::kHalf); }, {"decoder_heads", "v in q's dtype"});
   if (!on_cuda()) refused([](Step& s) { s.position.fill_(kCapacity); }, {"a position from 0 to 39", "got 40"});
 }
 

@@ -14,6 +14,7 @@ namespace decode {
 namespace {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::shape_of;
 using kernels::Tensor;
@@ -48,6 +49,7 @@ class Packings {
     }
   }
   bool named() const { return named_; }
+  bool named_one(int weight) const { return named_ && packings_[weight] != kernels::Packing::kNone; }
   kernels::Packing of(int weight, const Tensor& t, int64_t in) const {
     if (named_) return packings_[weight];
     return t.dim() == 2 ? kernels::packing_of(in, t.size(1)) : kernels::Packing::kNone;
@@ -75,50 +77,52 @@ struct Call {
   DType dtype;
   Device device;
   const char* op = kOp;
+  const char* like = "x";  // the argument whose dtype that is
 
-  void same(const Tensor& t, const char* name) const {
-    kernels::check_device(t, device, op);
-    check(kernels::dtype_of(t, op) == dtype, op, ": expected ", name, " in x's dtype; got ", kernels::dtype_name(t),
-          "; cast it");
+  void same(const Tensor& t) const {
+    kernels::check_device(t, device);
+    kernels::check_same_dtype(t, dtype, like);
   }
-  const void* vector(const OptTensor& t, int64_t size, const char* name) const {
-    if (!t) return nullptr;
-    same(*t, name);
-    check(t->dim() == 1 && t->size(0) == size && t->is_contiguous(), op, ": expected ", name, " [", size,
-          "], contiguous; got ", shape_of(*t), "; check the layer's sizes");
-    return t->data_ptr();
+  const void* vector(const OptTensor& t, int64_t size) const { return t ? vector(*t, size) : nullptr; }
+  const void* vector(const Tensor& t, int64_t size) const {
+    same(t);
+    check_tensor(t.dim() == 1 && t.size(0) == size && t.is_contiguous(), t, "[", size, "], contiguous; got ",
+                 shape_of(t), "; check the layer's sizes");
+    return t.data_ptr();
   }
-  Weight weight(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name,
-                const Packings& packings, int which) const {
-    if (t.scalar_type() == kernels::ScalarType::Byte) return packed(t, bias, out, in, name, packings, which);
-    same(t, name);
-    check(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), op,
-          ": expected ", name, " [", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ",
-          shape_of(t), "; check the layer's sizes");
-    return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0)};
+  Weight weight(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const Packings& packings,
+                int which) const {
+    if (t.scalar_type() == kernels::ScalarType::Byte || packings.named_one(which))
+      return packed(t, bias, out, in, packings, which);
+    same(t);
+    check_tensor(t.dim() == 2 && t.size(1) == in && (out == 0 || t.size(0) == out) && (t.stride(1) == 1 || in == 1), t,
+                 "[", out == 0 ? "out" : std::to_string(out), ", ", in, "], rows without gaps; got ", shape_of(t),
+                 "; check the layer's sizes");
+    return {t.data_ptr(), vector(bias, t.size(0)), t.size(0), t.stride(0)};
   }
-  Weight packed(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const char* name,
-                const Packings& packings, int which) const {
-    kernels::check_device(t, device, op);
+  Weight packed(const Tensor& t, const OptTensor& bias, int64_t out, int64_t in, const Packings& packings,
+                int which) const {
+    kernels::check_device(t, device);
     const kernels::Packing packing = packings.of(which, t, in);
-    const std::string_view format =
-        packings.named() ? kernels::kPackings[int(packing)].name : std::string_view("Q8_0, Q4_0 or Q4_1");
-    check((device.is_cpu() || packings.named()) && holds_rows(packing, t, in) && (out == 0 || t.size(0) == out) &&
-              t.stride(1) == 1,
-          op, ": expected ", name, " packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in,
-          " weights in ", format, packings.named() ? "]" : "] on the CPU", "; got ", shape_of(t), " on ", device,
-          "; check the layer's sizes, or dequantise it");
-    return {t.data_ptr(), vector(bias, t.size(0), "a bias"), t.size(0), t.stride(0), packing};
+    const std::string_view format = packings.named_one(which) ? kernels::kPackings[int(packing)].name
+                                    : packings.named()        ? std::string_view("no packing: its format is plain")
+                                                              : std::string_view("Q8_0, Q4_0 or Q4_1");
+    check_tensor(t.scalar_type() == kernels::ScalarType::Byte && (device.is_cpu() || packings.named()) &&
+                     holds_rows(packing, t, in) && (out == 0 || t.size(0) == out) && t.stride(1) == 1,
+                 t, "packed as [", out == 0 ? "out" : std::to_string(out), ", bytes of ", in, " weights in ", format,
+                 packings.named() ? "]" : "] on the CPU", ", in uint8; got ", shape_of(t), " of ",
+                 kernels::dtype_name(t), " on ", device, "; check the layer's sizes, or dequantise it");
+    return {t.data_ptr(), vector(bias, t.size(0)), t.size(0), t.stride(0), packing};
   }
-  CacheRows cache(const Tensor& t, int64_t rows, int64_t heads, int64_t dim, const char* name) const {
-    same(t, name);
-    check(t.dim() == 4 && t.size(0) == rows && t.size(2) == heads && t.size(3) == dim && (t.stride(3) == 1 || dim == 1),
-          op, ": expected ", name, " [", rows, ", capacity, ", heads, ", ", dim, "]; got ", shape_of(t),
-          "; use one cache per batch");
+  CacheRows cache(const Tensor& t, int64_t rows, int64_t heads, int64_t dim) const {
+    same(t);
+    check_tensor(
+        t.dim() == 4 && t.size(0) == rows && t.size(2) == heads && t.size(3) == dim && (t.stride(3) == 1 || dim == 1),
+        t, "[", rows, ", capacity, ", heads, ", ", dim, "]; got ", shape_of(t), "; use one cache per batch");
     return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2)};
   }
   Rope rope(const Tensor& cos, const Tensor& sin, int64_t rows, int64_t dim) const {
-    same(cos, "cos"), same(sin, "sin");
+    same(cos), same(sin);
     const int64_t tables = dim > 0 ? cos.numel() / dim : 0;
     const auto is_table = [&](const Tensor& t) {
       return t.dim() >= 1 && t.size(t.dim() - 1) == dim && t.numel() == cos.numel() && t.is_contiguous();
@@ -129,10 +133,11 @@ struct Call {
     return {cos.data_ptr(), sin.data_ptr(), tables == 1 ? 0 : dim};
   }
   const int64_t* positions(const Tensor& t, int64_t rows) const {
-    kernels::check_device(t, device, op);
-    check(t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous() && (t.numel() == 1 || t.numel() == rows),
-          op, ": expected the positions as one int64 for all rows, or one for each of ", rows, "; got ", shape_of(t),
-          " in ", kernels::dtype_name(t), "; cast or repeat them");
+    kernels::check_device(t, device);
+    check_tensor(
+        t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous() && (t.numel() == 1 || t.numel() == rows), t,
+        "as one int64 for all rows, or one for each of ", rows, "; got ", shape_of(t), " in ", kernels::dtype_name(t),
+        "; cast or repeat it");
     return static_cast<const int64_t*>(t.data_ptr());
   }
 };
@@ -166,14 +171,15 @@ Tensor decoder_layer_packed(const Tensor& given_x, const Tensor& input_norm, con
                             const OptTensor& down_bias, double eps, double head_eps, double scale, int64_t window,
                             const std::string& activation, const std::string& formats, bool prefetch_weights) {
   const Packings packings(formats, kOp);
-  check(given_x.dim() >= 2 && k_cache.dim() == 4, kOp, ": expected x [..., hidden] and k_cache [batch, capacity, ",
-        "kv_heads, head_dim]; got ", shape_of(given_x), " and ", shape_of(k_cache), "; unsqueeze what has too few");
+  check_tensor(given_x.dim() >= 2, given_x, "[..., hidden]; got ", shape_of(given_x), "; unsqueeze it");
+  check_tensor(k_cache.dim() == 4, k_cache, "[batch, capacity, kv_heads, head_dim]; got ", shape_of(k_cache),
+               "; make it so");
   check(activation == "silu" || activation == "gelu_tanh", kOp, ": expected the activation silu or gelu_tanh; got \"",
         activation, "\"; run the stock layer");
   constexpr uintptr_t kVector = 16;  // what a GPU reads at once
   Tensor x = torch::stable::contiguous(given_x);
   if (reinterpret_cast<uintptr_t>(x.data_ptr()) % kVector != 0) x = torch::stable::clone(x);
-  const Call call{kernels::dtype_of(x, kOp), kernels::device_of(x)};
+  const Call call{kernels::dtype_of(given_x), kernels::device_of(x)};
   const int64_t hidden = x.size(x.dim() - 1), rows = hidden > 0 ? x.numel() / hidden : 0;
   check(rows <= kMaxRows, kOp, ": expected at most ", kMaxRows, " rows; got ", rows, "; run the stock layer");
   Layer a{};
@@ -181,26 +187,26 @@ Tensor decoder_layer_packed(const Tensor& given_x, const Tensor& input_norm, con
   a.eps = float(eps), a.head_eps = float(head_eps), a.scale = float(scale), a.window = window;
   a.act = activation == "silu" ? Act::kSilu : Act::kGeluTanh, a.prefetch_weights = prefetch_weights;
   a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
-  a.input_norm = call.vector(input_norm, hidden, "input_norm");
-  a.post_norm = call.vector(post_norm, hidden, "post_norm");
-  a.q = call.weight(q, q_bias, 0, hidden, "the queries' weight", packings, 0);
-  a.k = call.weight(k, k_bias, a.kv_heads * a.head_dim, hidden, "the keys' weight", packings, 1);
-  a.v = call.weight(v, v_bias, a.kv_heads * a.head_dim, hidden, "the values' weight", packings, 2);
+  a.input_norm = call.vector(input_norm, hidden);
+  a.post_norm = call.vector(post_norm, hidden);
+  a.q = call.weight(q, q_bias, 0, hidden, packings, 0);
+  a.k = call.weight(k, k_bias, a.kv_heads * a.head_dim, hidden, packings, 1);
+  a.v = call.weight(v, v_bias, a.kv_heads * a.head_dim, hidden, packings, 2);
   a.heads = a.head_dim > 0 ? a.q.out / a.head_dim : 0;
   check(a.kv_heads > 0 && a.heads > 0 && a.head_dim % 2 == 0 && a.heads * a.head_dim == a.q.out &&
             a.heads % a.kv_heads == 0,
         kOp, ": expected query heads as wide as the cache's, ", a.head_dim, ", at least one and a multiple of its ",
         a.kv_heads, "; got a queries' weight ", shape_of(q), "; check the layer's sizes");
-  a.o = call.weight(o, o_bias, hidden, a.q.out, "the output's weight", packings, 3);
-  a.gate = call.weight(gate, gate_bias, 0, hidden, "gate", packings, 4);
-  a.up = call.weight(up, up_bias, a.gate.out, hidden, "up", packings, 5);
-  a.down = call.weight(down, down_bias, hidden, a.gate.out, "down", packings, 6);
-  a.q_norm = call.vector(q_norm, a.head_dim, "q_norm");
-  a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
+  a.o = call.weight(o, o_bias, hidden, a.q.out, packings, 3);
+  a.gate = call.weight(gate, gate_bias, 0, hidden, packings, 4);
+  a.up = call.weight(up, up_bias, a.gate.out, hidden, packings, 5);
+  a.down = call.weight(down, down_bias, hidden, a.gate.out, packings, 6);
+  a.q_norm = call.vector(q_norm, a.head_dim);
+  a.k_norm = call.vector(k_norm, a.head_dim);
   const Rope rope = call.rope(cos, sin, rows, a.head_dim);
   a.cos = rope.cos, a.sin = rope.sin, a.rope_stride = rope.stride;
-  a.keys = call.cache(k_cache, rows, a.kv_heads, a.head_dim, "k_cache");
-  a.values = call.cache(v_cache, rows, a.kv_heads, a.head_dim, "v_cache");
+  a.keys = call.cache(k_cache, rows, a.kv_heads, a.head_dim);
+  a.values = call.cache(v_cache, rows, a.kv_heads, a.head_dim);
   check(v_cache.size(1) == a.capacity, kOp, ": expected caches of one capacity; got ", a.capacity, " and ",
         v_cache.size(1), "; make both from the same lengths");
   a.position = call.positions(position, rows);
@@ -250,13 +256,12 @@ void run_cpu(const Heads& a) {
 Tensor decoder_heads(const Tensor& q, const Tensor& k, const Tensor& v, const OptTensor& q_norm,
                      const OptTensor& k_norm, const Tensor& cos, const Tensor& sin, const Tensor& k_cache,
                      const Tensor& v_cache, const Tensor& position, double head_eps) {
-  const Call call{kernels::dtype_of(q, kHeads), kernels::device_of(q), kHeads};
-  check(k_cache.dim() == 4, kHeads, ": expected k_cache [batch, capacity, kv_heads, head_dim]; got ", shape_of(k_cache),
-        "; make it so");
-  const kernels::Rows queries = kernels::as_rows(q, kHeads, call.device),
-                      keys = kernels::as_rows(k, kHeads, call.device),
-                      values = kernels::as_rows(v, kHeads, call.device);
-  for (const auto& [t, name] : {std::pair(&q, "q"), {&k, "k"}, {&v, "v"}}) call.same(*t, name);
+  const Call call{kernels::dtype_of(q), kernels::device_of(q), kHeads, "q"};
+  check_tensor(k_cache.dim() == 4, k_cache, "[batch, capacity, kv_heads, head_dim]; got ", shape_of(k_cache),
+               "; make it so");
+  const kernels::Rows queries = kernels::as_rows(q, call.device), keys = kernels::as_rows(k, call.device),
+                      values = kernels::as_rows(v, call.device);
+  call.same(k), call.same(v);
   Heads a{};
   a.dtype = call.dtype, a.rows = queries.rows, a.eps = float(head_eps);
   a.kv_heads = k_cache.size(2), a.head_dim = k_cache.size(3), a.capacity = k_cache.size(1);
@@ -271,12 +276,12 @@ Tensor decoder_heads(const Tensor& q, const Tensor& k, const Tensor& v, const Op
         "; run the layer's own norms and rotary embedding");
   a.q = queries.data, a.q_stride = queries.stride, a.k = keys.data, a.k_stride = keys.stride;
   a.v = values.data, a.v_stride = values.stride;
-  a.q_norm = call.vector(q_norm, a.head_dim, "q_norm");
-  a.k_norm = call.vector(k_norm, a.head_dim, "k_norm");
+  a.q_norm = call.vector(q_norm, a.head_dim);
+  a.k_norm = call.vector(k_norm, a.head_dim);
   const Rope rope = call.rope(cos, sin, a.rows, a.head_dim);
   a.cos = rope.cos, a.sin = rope.sin, a.rope_stride = rope.stride;
-  a.keys = call.cache(k_cache, a.rows, a.kv_heads, a.head_dim, "k_cache");
-  a.values = call.cache(v_cache, a.rows, a.kv_heads, a.head_dim, "v_cache");
+  a.keys = call.cache(k_cache, a.rows, a.kv_heads, a.head_dim);
+  a.values = call.cache(v_cache, a.rows, a.kv_heads, a.head_dim);
   check(v_cache.size(1) == a.capacity, kHeads, ": expected caches of one capacity; got ", a.capacity, " and ",
         v_cache.size(1), "; make both from the same lengths");
   a.position = call.positions(position, a.rows);
@@ -307,20 +312,17 @@ void run_cpu(const Inputs& a) {
 
 std::tuple<Tensor, Tensor, Tensor> decoder_inputs(const Tensor& ids, const Tensor& embedding, const Tensor& rope,
                                                   const Tensor& length) {
-  const DType dtype = kernels::dtype_of(embedding, kInputs);
+  const DType dtype = kernels::dtype_of(embedding);
   const Device device = kernels::device_of(embedding);
-  for (const Tensor* t : {&ids, &rope, &length}) kernels::check_device(*t, device, kInputs);
+  for (const Tensor* t : {&ids, &rope, &length}) kernels::check_device(*t, device);
+  kernels::check_same_dtype(rope, dtype, "embedding");
   const auto is_table = [](const Tensor& t) { return t.dim() == 2 && t.is_contiguous() && t.numel() > 0; };
-  check(is_table(embedding) && is_table(rope) && rope.scalar_type() == embedding.scalar_type(), kInputs,
-        ": expected embedding [ids, hidden] and rope [places, 2 head_dim], without gaps and of one dtype; got ",
-        shape_of(embedding), " and ", shape_of(rope), " in ", kernels::dtype_name(embedding), " and ",
-        kernels::dtype_name(rope), "; look them up by torch");
-  const auto are_counts = [](const Tensor& t) {
-    return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
-  };
-  check(are_counts(ids) && are_counts(length) && length.numel() == 1, kInputs,
-        ": expected ids and one length as int64 without gaps; got ", shape_of(ids), " and ", shape_of(length), " in ",
-        kernels::dtype_name(ids), " and ", kernels::dtype_name(length), "; make them so");
+  check(is_table(embedding) && is_table(rope), kInputs,
+        ": expected embedding [ids, hidden] and rope [places, 2 head_dim], without gaps; got ", shape_of(embedding),
+        " and ", shape_of(rope), "; look them up by torch");
+  kernels::check_dtype(ids, kernels::ScalarType::Long), kernels::check_dtype(length, kernels::ScalarType::Long);
+  check(ids.is_contiguous() && length.is_contiguous() && length.numel() == 1, kInputs,
+        ": expected ids and one length without gaps; got ", shape_of(ids), " and ", shape_of(length), "; make them so");
   const int64_t rows = ids.numel(), hidden = embedding.size(1), tables = rope.size(1), bytes = kernels::size_of(dtype);
   Tensor x = kernels::empty({rows, 1, hidden}, dtype, device), row = kernels::empty({1, 1, tables}, dtype, device);
   Tensor place =
@@ -353,8 +355,8 @@ int64_t decoder_layer_packed_rows(const Tensor& input_norm, const Tensor& q, con
       input_norm.is_contiguous() && post_norm.is_contiguous() && post_norm.scalar_type() == input_norm.scalar_type();
   int which = 0, packed = 0;
   const auto weight = [&](const Tensor& t, int64_t in) -> Weight {
-    kernels::check_device(t, device, kRows);
-    check(t.dim() == 2, kRows, ": expected weights [out, in]; got ", shape_of(t), "; check the layer's sizes");
+    kernels::check_device(t, device);
+    check_tensor(t.dim() == 2, t, "[out, in]; got ", shape_of(t), "; check the layer's sizes");
     const int index = which++;
     Weight w{.data = t.data_ptr(), .bias = nullptr, .out = t.size(0), .stride = t.stride(0)};
     if (t.scalar_type() == kernels::ScalarType::Byte) {
@@ -362,12 +364,13 @@ int64_t decoder_layer_packed_rows(const Tensor& input_norm, const Tensor& q, con
       ++packed;
       served = served && (device.is_cpu() || packings.named()) && holds_rows(w.packing, t, in) && t.stride(1) == 1;
     } else {
-      served = served && t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1;
+      served = served && t.scalar_type() == input_norm.scalar_type() && t.size(1) == in && t.stride(1) == 1 &&
+               !packings.named_one(index);
     }
     return w;
   };
   Layer a{};
-  a.dtype = kernels::dtype_of(input_norm, kRows), a.hidden = input_norm.numel();
+  a.dtype = kernels::dtype_of(input_norm), a.hidden = input_norm.numel();
   a.input_norm = input_norm.data_ptr(), a.post_norm = post_norm.data_ptr();
   a.q = weight(q, a.hidden), a.k = weight(k, a.hidden), a.v = weight(v, a.hidden), a.o = weight(o, a.q.out);
   a.gate = weight(gate, a.hidden), a.up = weight(up, a.hidden), a.down = weight(down, a.gate.out);

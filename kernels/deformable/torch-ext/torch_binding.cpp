@@ -9,6 +9,7 @@ namespace deformable {
 namespace {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::ScalarType;
@@ -23,17 +24,20 @@ const Table& table() {
 
 // ---- what comes in
 
-Number number_of(const Tensor& t, const char* op) {
-  if (t.scalar_type() == ScalarType::Double) return Number::kFloat64;
-  switch (kernels::dtype_of(t, op)) {
-    case kernels::DType::kFloat32:
+Number number_of(const Tensor& t) {
+  switch (t.scalar_type()) {
+    case ScalarType::Double:
+      return Number::kFloat64;
+    case ScalarType::Float:
       return Number::kFloat32;
-    case kernels::DType::kBFloat16:
+    case ScalarType::BFloat16:
       return Number::kBFloat16;
-    case kernels::DType::kFloat16:
+    case ScalarType::Half:
       return Number::kFloat16;
+    default:
+      check_tensor(false, t, "in float64, float32, bfloat16 or float16; got ", kernels::dtype_name(t), "; cast it");
+      return Number::kFloat32;
   }
-  return Number::kFloat32;
 }
 
 Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
@@ -43,9 +47,8 @@ int64_t element(const Tensor& t, int64_t i) {
                                              : static_cast<const int32_t*>(t.data_ptr())[i];
 }
 
-void check_sizes(const Tensor& t, const char* op, const char* name, bool right, const char* wanted) {
-  check(right, op, ": expected ", name, " ", wanted, "; got ", shape_of(t),
-        "; see docs/notes/deformable.md for the shapes");
+void check_sizes(const Tensor& t, bool right, const char* sizes) {
+  check_tensor(right, t, sizes, "; got ", shape_of(t), "; see docs/notes/deformable.md for the shapes");
 }
 
 // The tensors of a call, kept while its kernels read them.
@@ -54,19 +57,21 @@ struct Inputs {
   Problem problem;
 };
 
-Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& points, const Device& device) {
-  for (const Tensor* t : {&in.shapes, &in.starts}) {
+void check_levels(const Tensor& shapes, const Tensor& starts, const Device& device) {
+  for (const Tensor* t : {&shapes, &starts}) {
     const auto type = t->scalar_type();
-    check(type == ScalarType::Long || type == ScalarType::Int, op,
-          ": expected spatial_shapes and level_start_index in int64 or int32; got ", kernels::dtype_name(type),
-          "; cast them");
-    check(device_of(*t).is_cpu() || device_of(*t) == device, op,
-          ": expected spatial_shapes and level_start_index on the CPU or beside value, on ", device, "; got ",
-          device_of(*t), "; move them");
+    check_tensor(type == ScalarType::Long || type == ScalarType::Int, *t, "in int64 or int32; got ",
+                 kernels::dtype_name(*t), "; cast it");
+    const Device own = device_of(*t);
+    check_tensor(own.is_cpu() || own == device, *t, "on the CPU or beside value, on ", device, "; got it on ", own,
+                 "; move it");
   }
-  const int64_t count = in.shapes.dim() > 0 ? in.shapes.size(0) : 0;
-  check_sizes(in.shapes, op, "spatial_shapes", in.shapes.dim() == 2 && in.shapes.size(1) == 2, "[levels, 2]");
-  check_sizes(in.starts, op, "level_start_index", in.starts.dim() == 1 && in.starts.size(0) == count, "[levels]");
+  check_sizes(shapes, shapes.dim() == 2 && shapes.size(1) == 2, "[levels, 2]");
+  check_sizes(starts, starts.dim() == 1 && starts.size(0) == shapes.size(0), "[levels]");
+}
+
+Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& points) {
+  const int64_t count = in.shapes.size(0);
   check(count <= kMaxLevels, op, ": expected at most ", kMaxLevels, " levels; got ", count,
         "; call it for a part of the levels at a time and add the results");
   Levels levels{};
@@ -98,17 +103,17 @@ Levels levels_of(const char* op, const Inputs& in, int64_t rows, const Points& p
 Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, const Tensor& starts,
                  const Tensor& locations, const Tensor& weights, const Points* points) {
   const Device device = device_of(value);
-  for (const Tensor* t : {&locations, &weights}) kernels::check_device(*t, device, op);
-  check_sizes(value, op, "value", value.dim() == 4, "[batch, rows, heads, channels]");
+  for (const Tensor* t : {&locations, &weights}) kernels::check_device(*t, device);
+  check_sizes(value, value.dim() == 4, "[batch, rows, heads, channels]");
   const int64_t batch = value.size(0), heads = value.size(2), lead = points ? 4 : 5;
-  check_sizes(weights, op, "attention_weights",
-              weights.dim() == lead && weights.size(0) == batch && weights.size(2) == heads,
+  check_sizes(weights, weights.dim() == lead && weights.size(0) == batch && weights.size(2) == heads,
               points ? "[batch, queries, heads, points of all levels], batch and heads as value has"
                      : "[batch, queries, heads, levels, points], batch and heads as value has");
   bool same = locations.dim() == lead + 1 && locations.size(lead) == 2;
   for (int64_t d = 0; same && d < lead; ++d) same = locations.size(d) == weights.size(d);
-  check(same, op, ": expected sampling_locations in the shape of attention_weights and 2; got ", shape_of(locations),
-        " beside ", shape_of(weights), "; the last dimension is (x, y)");
+  check_tensor(same, locations, "in the shape of attention_weights and 2; got ", shape_of(locations), " beside ",
+               shape_of(weights), "; the last dimension is (x, y)");
+  check_levels(shapes, starts, device);
 
   Inputs in{.value = value.stride(3) == 1 || value.size(3) <= 1 ? value : torch::stable::contiguous(value),
             .shapes = dense(shapes),
@@ -116,7 +121,7 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
             .locations = dense(locations),
             .weights = dense(weights),
             .problem = {}};
-  const int64_t count = shapes.dim() > 0 ? shapes.size(0) : 0;
+  const int64_t count = shapes.size(0);
   Points alike;
   if (!points) alike.assign(size_t(count), weights.size(4));
   const Points& of_levels = points ? *points : alike;
@@ -138,22 +143,22 @@ Inputs inputs_of(const char* op, const Tensor& value, const Tensor& shapes, cons
        .heads = heads,
        .channels = value.size(3),
        .queries = weights.size(1),
-       .value_type = number_of(value, op),
-       .location_type = number_of(locations, op),
-       .weight_type = number_of(weights, op),
+       .value_type = number_of(value),
+       .location_type = number_of(locations),
+       .weight_type = number_of(weights),
        .value = in.value.data_ptr(),
        .batch_stride = in.value.stride(0),
        .row_stride = in.value.stride(1),
        .head_stride = in.value.stride(2),
        .locations = in.locations.data_ptr(),
        .weights = in.weights.data_ptr(),
-       .levels = levels_of(op, in, value.size(1), of_levels, device),
+       .levels = levels_of(op, in, value.size(1), of_levels),
        .samples = all};
   const bool wide = p.value_type == Number::kFloat64;
-  check(
-      wide == (p.location_type == Number::kFloat64) && wide == (p.weight_type == Number::kFloat64), op,
-      ": expected float64 for all of value, sampling_locations and attention_weights, or for none; got a mixture; cast "
-      "them");
+  check(wide == (p.location_type == Number::kFloat64) && wide == (p.weight_type == Number::kFloat64), op,
+        ": expected float64 for all of value, sampling_locations and attention_weights, or for none; got ",
+        kernels::dtype_name(value), ", ", kernels::dtype_name(locations), " and ", kernels::dtype_name(weights),
+        "; cast them");
   check(p.rows < (int64_t{1} << 31), op, ": expected fewer than 2^31 rows of value; got ", p.rows, "; split the batch");
   return in;
 }
@@ -228,14 +233,15 @@ void run_on_cpu(const Backward& args) {
   });
 }
 
-Gradients run_backward(const char* op, const Tensor& dy, const Inputs& in, Order order) {
+Gradients run_backward(const Tensor& dy, const Inputs& in, Order order) {
   const Problem& p = in.problem;
   const Device device = device_of(in.value);
-  kernels::check_device(dy, device, op);
-  check(dy.dim() == 3 && dy.size(0) == p.batch && dy.size(1) == p.queries && dy.size(2) == p.heads * p.channels, op,
-        ": expected dy [", p.batch, ", ", p.queries, ", ", p.heads * p.channels, "], as forward's result; got ",
-        shape_of(dy), "; reshape it");
-  check(number_of(dy, op) == p.value_type, op, ": expected dy in value's dtype; got another; cast it");
+  kernels::check_device(dy, device);
+  check_tensor(dy.dim() == 3 && dy.size(0) == p.batch && dy.size(1) == p.queries && dy.size(2) == p.heads * p.channels,
+               dy, "[", p.batch, ", ", p.queries, ", ", p.heads * p.channels, "], as forward's result; got ",
+               shape_of(dy), "; reshape it");
+  check_tensor(number_of(dy) == p.value_type, dy, "in value's dtype, ", kernels::dtype_name(in.value), "; got ",
+               kernels::dtype_name(dy), "; cast it");
   const Tensor gradient = dense(dy);
   Tensor dvalue = like(in.value, p.value_type), dlocations = like(in.locations, p.location_type),
          dweights = like(in.weights, p.weight_type);
@@ -259,8 +265,7 @@ Tensor attention(const Tensor& value, const Tensor& shapes, const Tensor& starts
 template <kernels::Name kName, Order kOrder>
 Gradients attention_bwd(const Tensor& dy, const Tensor& value, const Tensor& shapes, const Tensor& starts,
                         const Tensor& locations, const Tensor& weights) {
-  return run_backward(kName.text, dy, inputs_of(kName.text, value, shapes, starts, locations, weights, nullptr),
-                      kOrder);
+  return run_backward(dy, inputs_of(kName.text, value, shapes, starts, locations, weights, nullptr), kOrder);
 }
 
 Tensor points(const Tensor& value, const Tensor& shapes, const Tensor& starts, const Tensor& locations,
@@ -271,7 +276,7 @@ Tensor points(const Tensor& value, const Tensor& shapes, const Tensor& starts, c
 Gradients points_bwd(const Tensor& dy, const Tensor& value, const Tensor& shapes, const Tensor& starts,
                      const Tensor& locations, const Tensor& weights, const Points& each) {
   constexpr auto kOp = "deformable_attention_points_bwd";
-  return run_backward(kOp, dy, inputs_of(kOp, value, shapes, starts, locations, weights, &each), Order::kFixed);
+  return run_backward(dy, inputs_of(kOp, value, shapes, starts, locations, weights, &each), Order::kFixed);
 }
 
 constexpr kernels::Name kBackward{"deformable_attention_bwd"};

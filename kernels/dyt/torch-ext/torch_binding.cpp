@@ -9,7 +9,7 @@ namespace dyt {
 namespace {
 
 using kernels::as_rows;
-using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::dtype_of;
@@ -24,24 +24,22 @@ const Table& table() {
 constexpr int64_t kGrain = 8192;  // numbers a thread, at least: a tanh each
 
 // A parameter of `size` numbers: on the CPU in float32, on a GPU in its own type.
-Tensor parameter(const char* op, const Tensor& t, const char* name, int64_t size, const Device& device) {
-  kernels::check_device(t, device, op);
-  check(t.dim() == 1 && t.size(0) == size, op, ": expected ", name, " [", size, "]; got ", kernels::shape_of(t),
-        "; alpha is one number, gamma and beta have the size of x's last dimension");
-  dtype_of(t, op);
+Tensor parameter(const Tensor& t, int64_t size, const Device& device) {
+  kernels::check_device(t, device);
+  check_tensor(t.dim() == 1 && t.size(0) == size, t, "[", size, "]; got ", kernels::shape_of(t),
+               "; alpha is one number, gamma and beta have the size of x's last dimension");
+  dtype_of(t);
   const Tensor read = device.is_cpu() ? torch::stable::to(t, kernels::ScalarType::Float) : t;
   return read.is_contiguous() ? read : torch::stable::contiguous(read);
 }
-Parameter numbers(const Tensor& t) { return {t.data_ptr(), dtype_of(t, "dyt")}; }
+Parameter numbers(const Tensor& t) { return {t.data_ptr(), dtype_of(t)}; }
 
 Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::optional<Tensor> beta) {
-  constexpr auto kOp = "dyt";
-  const DType dtype = dtype_of(x, kOp);
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  const Rows in = as_rows(x, kOp, device);
-  const Tensor a = parameter(kOp, alpha, "alpha", 1, device), g = parameter(kOp, gamma, "gamma", in.cols, device);
-  const std::optional<Tensor> b =
-      beta.has_value() ? std::optional(parameter(kOp, *beta, "beta", in.cols, device)) : std::nullopt;
+  const Rows in = as_rows(x, device);
+  const Tensor a = parameter(alpha, 1, device), g = parameter(gamma, in.cols, device);
+  const std::optional<Tensor> b = beta.has_value() ? std::optional(parameter(*beta, in.cols, device)) : std::nullopt;
   Tensor y = kernels::empty_like(x, dtype);
   const Forward args{.dtype = dtype,
                      .y = y.data_ptr(),
@@ -68,27 +66,22 @@ int64_t chunk_of(int64_t rows) {
   return std::max(kLeastRows, (rows + kMaxChunks - 1) / kMaxChunks);
 }
 void add_up(const float* partial, int64_t chunks, Tensor& out) {
-  const ColumnSum args{.dtype = dtype_of(out, "dyt_bwd"),
-                       .out = out.data_ptr(),
-                       .partial = partial,
-                       .rows = chunks,
-                       .cols = out.numel()};
+  const ColumnSum args{
+      .dtype = dtype_of(out), .out = out.data_ptr(), .partial = partial, .rows = chunks, .cols = out.numel()};
   kernels::parallel_rows(args.cols, args.rows,
                          [&](int64_t begin, int64_t end) { table().column_sum(args, begin, end); });
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& dy, const Tensor& x, const Tensor& alpha,
                                                     const Tensor& gamma) {
-  constexpr auto kOp = "dyt_bwd";
-  const DType dtype = dtype_of(x, kOp);
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  kernels::check_same_shape(x, dy, kOp, "x", "dy");
-  check(dtype_of(dy, kOp) == dtype, kOp, ": expected dy in x's dtype; got another; cast it");
-  const Rows in = as_rows(x, kOp, device), gradient = as_rows(dy, kOp, device);
-  const Tensor a = parameter(kOp, alpha, "alpha", 1, device), g = parameter(kOp, gamma, "gamma", in.cols, device);
-  Tensor dx = kernels::empty_like(x, dtype), dalpha = kernels::empty_like(alpha, dtype_of(alpha, kOp)),
-         dgamma = kernels::empty_like(gamma, dtype_of(gamma, kOp)),
-         dbeta = kernels::empty_like(gamma, dtype_of(gamma, kOp));
+  kernels::check_same_shape(x, dy, "x");
+  kernels::check_same_dtype(dy, dtype, "x");
+  const Rows in = as_rows(x, device), gradient = as_rows(dy, device);
+  const Tensor a = parameter(alpha, 1, device), g = parameter(gamma, in.cols, device);
+  Tensor dx = kernels::empty_like(x, dtype), dalpha = kernels::empty_like(alpha, dtype_of(alpha)),
+         dgamma = kernels::empty_like(gamma, dtype_of(gamma)), dbeta = kernels::empty_like(gamma, dtype_of(gamma));
   Backward args{.dtype = dtype,
                 .dx = dx.data_ptr(),
                 .partial_alpha = nullptr,

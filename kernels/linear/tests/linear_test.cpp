@@ -175,7 +175,11 @@ TEST(Linear, RefusesWhatDoesNotFit) {
   const auto zeros = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
   const Tensor w = zeros({3, 8});
   expect_refusal([&] { package().call("linear", zeros({1, 7}), w, c10::IValue()); }, {"expected x [..., 8]", "[1, 7]"});
-  expect_refusal([&] { package().call("linear", zeros({1, 8}).to(at::kHalf), w, c10::IValue()); }, {"one dtype"});
+  expect_refusal(
+      [&] {
+        package().call("linear", zeros({1, 8}).to(at::kHalf), w, c10::IValue());
+      },
+      {"linear: expected weight in x's dtype, float16; got float32"});
   expect_refusal([&] { package().call("linear", zeros({1, 8}), w, zeros({4})); }, {"expected bias [3]"});
   expect_refusal(
       [&] {
@@ -187,6 +191,11 @@ TEST(Linear, RefusesWhatDoesNotFit) {
         package().call("linear_bwd", zeros({1, 3}), zeros({1, 8}), zeros({8}), false);
       },
       {"linear_bwd: expected x [..., in] and weight [out, in]; got [1, 8] and [8]"});
+  expect_refusal(
+      [&] {
+        package().call("linear_bwd", zeros({1, 3}), zeros({1, 8}).to(at::kInt), w, false);
+      },
+      {"linear_bwd: expected x in dy's dtype, float32; got int32"});
   expect_refusal([&] { package().call("linear_bwd", zeros({}), zeros({}), w, false); }, {"got [] and [3, 8]"});
   expect_refusal([&] { package().call("linear_bwd", zeros({1, 3}), zeros({1, 7}), w, false); }, {"got [1, 7]"});
 }
@@ -244,24 +253,20 @@ TEST(Linear, LargestIsWhereTorchFindsIt) {
 TEST(Linear, LargestRefusesWhatDoesNotFit) {
   const auto place = [](int64_t rows, at::ScalarType type = at::kLong) { return at::zeros({rows}, type).to(device()); };
   const auto x = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
-  expect_refusal([&] { package().call("largest_", place(2), x({2, 0}), none(), none()); }, {"at least one", "[2, 0]"});
-  expect_refusal(
-      [&] {
-        package().call("largest_", place(3), x({2, 4}), none(), none());
-      },
-      {"expected place as 2 int64", "[3]"});
-  expect_refusal(
-      [&] {
-        package().call("largest_", place(2, at::kInt), x({2, 4}), none(), none());
-      },
-      {"expected place as 2 int64"});
+  const auto refused = [](const Tensor& place, const Tensor& x, const std::vector<std::string>& words) {
+    expect_refusal([&] { package().call("largest_", place, x, none(), none()); }, words);
+  };
+  refused(place(2), x({2, 0}), {"at least one", "[2, 0]"});
+  refused(place(3), x({2, 4}), {"expected place as 2 int64", "[3]"});
+  refused(place(2, at::kInt), x({2, 4}), {"expected place as 2 int64", "int32"});
+  refused(place(2), x({2, 4}).to(at::kLong), {"expected x in float32, bfloat16 or float16; got int64; cast it"});
   const auto said = [&](const c10::IValue& where, const c10::IValue& at) {
     return [=] { package().call("largest_", place(2), x({2, 4}), where, at); };
   };
   const Tensor wide = at::zeros({3, 3}, at::kLong).to(device()), fits = at::zeros({3, 2}, at::kLong).to(device());
   expect_refusal(said(fits, none()), {"expected said and at, or neither"});
   expect_refusal(said(wide, place(1)), {"expected said [places, 2]", "[3, 3]"});
-  expect_refusal(said(fits, place(2)), {"one place", "[3, 2] and [2]"});
+  expect_refusal(said(fits, place(2)), {"expected at as one int64", "got [2]"});
 }
 
 TEST(Linear, RunsTheAskedIsa) { expect_asked_isa(); }

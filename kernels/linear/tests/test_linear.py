@@ -102,5 +102,5 @@ def test_a_grid_of_draws_has_the_probabilities_of_transformers(ops, temperature,
 def test_errors_name_the_shapes(ops):
     with pytest.raises(RuntimeError, match=r"expected x \[\.\.\., 3\]"):
         ops.linear(torch.zeros(1, 4), torch.zeros(2, 3), None)
-    with pytest.raises(RuntimeError, match="one dtype"):
+    with pytest.raises(RuntimeError, match="expected weight in x's dtype"):
         ops.linear(torch.zeros(1, 3), torch.zeros(2, 3, dtype=torch.bfloat16), None)

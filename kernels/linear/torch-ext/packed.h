@@ -15,6 +15,7 @@
 namespace linear {
 
 using kernels::check;
+using kernels::check_tensor;
 using torch::stable::Tensor;
 
 struct PackedCall {
@@ -33,21 +34,21 @@ inline PackedCall packed_call(const Tensor& x, const Tensor& data, const std::st
   const kernels::Packing packing = kernels::packing_named(format);
   check(packing != kernels::Packing::kNone, kOp, ": expected the format ", kernels::kPackingNames, "; got \"", format,
         "\"; dequantise the weight");
-  const kernels::DType dtype = kernels::dtype_of(x, "packed_linear: x");
-  const kernels::Rows in = kernels::as_rows(x, "packed_linear: x", device);
-  kernels::check_device(data, device, "packed_linear: data");
+  const kernels::DType dtype = kernels::dtype_of(x);
+  const kernels::Rows in = kernels::as_rows(x, device);
+  kernels::check_device(data, device);
   const int64_t block = kernels::packed_block(packing), bytes = columns / block * kernels::packed_bytes(packing);
-  check(x.dim() >= 1 && in.cols == columns && columns % block == 0 && data.dim() == 2 &&
-            data.scalar_type() == kernels::ScalarType::Byte && data.size(1) == bytes,
-        kOp, ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of ", block, " of ",
-        format, "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in ", kernels::dtype_name(data),
+  kernels::check_dtype(data, kernels::ScalarType::Byte);
+  check(in.cols == columns && columns % block == 0 && data.dim() == 2 && data.size(1) == bytes, kOp,
+        ": expected x [..., ", columns, "] and data [out, ", bytes, "] in uint8, blocks of ", block, " of ", format,
+        "; got ", kernels::shape_of(x), " and ", kernels::shape_of(data), " in ", kernels::dtype_name(data),
         "; check the layer's sizes, or dequantise the weight");
   const int64_t out = data.size(0);
   if (bias) {
-    check(bias->dim() == 1 && bias->size(0) == out && bias->scalar_type() == x.scalar_type(), kOp, ": expected bias [",
-          out, "] in x's dtype; got ", kernels::shape_of(*bias), " in ", kernels::dtype_name(*bias),
-          "; check the layer's sizes");
-    kernels::check_device(*bias, device, "packed_linear: bias");
+    kernels::check_device(*bias, device);
+    kernels::check_same_dtype(*bias, dtype, "x");
+    check_tensor(bias->dim() == 1 && bias->size(0) == out, *bias, "[", out, "]; got ", kernels::shape_of(*bias),
+                 "; check the layer's sizes");
   }
   Tensor blocks = data.stride(1) == 1 ? data : torch::stable::contiguous(data);
   check(device.is_cpu() || kernels::gpu::has_packed_blocks(packing), kOp,

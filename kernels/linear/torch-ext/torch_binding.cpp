@@ -10,6 +10,7 @@
 namespace {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Rows;
 using torch::stable::Tensor;
 using torch::stable::detail::from;
@@ -54,15 +55,18 @@ Tensor aten_argmax(const Tensor& x) {
 }
 
 void check_arguments(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check(weight.dim() == 2, "linear: expected weight [out, in]; got ", kernels::shape_of(weight), "; reshape it");
-  check(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), "linear: expected x [..., ", weight.size(1),
-        "] for weight ", kernels::shape_of(weight), "; got ", kernels::shape_of(x), "; check the layer's sizes");
-  check(x.scalar_type() == weight.scalar_type(), "linear: expected x and weight of one dtype; got ",
-        kernels::dtype_name(x), " and ", kernels::dtype_name(weight), "; cast one of them");
+  check_tensor(weight.dim() == 2, weight, "[out, in]; got ", kernels::shape_of(weight), "; reshape it");
+  check_tensor(x.dim() >= 1 && x.size(x.dim() - 1) == weight.size(1), x, "[..., ", weight.size(1), "] for weight ",
+               kernels::shape_of(weight), "; got ", kernels::shape_of(x), "; check the layer's sizes");
+  const kernels::Device device = kernels::device_of(x);
+  kernels::check_device(weight, device);
+  const kernels::DType dtype = kernels::dtype_of(x);
+  kernels::check_same_dtype(weight, dtype, "x");
   if (!bias) return;
-  check(bias->dim() == 1 && bias->size(0) == weight.size(0) && bias->scalar_type() == weight.scalar_type(),
-        "linear: expected bias [", weight.size(0), "] in weight's dtype; got ", kernels::shape_of(*bias), " in ",
-        kernels::dtype_name(*bias), "; check the layer's sizes");
+  kernels::check_device(*bias, device);
+  kernels::check_same_dtype(*bias, dtype, "x");
+  check_tensor(bias->dim() == 1 && bias->size(0) == weight.size(0), *bias, "[", weight.size(0), "]; got ",
+               kernels::shape_of(*bias), "; check the layer's sizes");
 }
 
 // Few rows, each contiguous: the kernel. Everything else is a GEMM and torch's library is good at those.
@@ -85,10 +89,8 @@ Tensor output(const Tensor& x, int64_t out, kernels::DType dtype, const kernels:
 Tensor linear_gpu(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                   const kernels::Device& device) {
   if (!wants_gemv(x, weight, kernels::gpu::kMaxFewRows)) return aten_linear(x, weight, bias);
-  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
-  const Rows in = kernels::as_rows(x, "linear: x", device);
-  kernels::check_device(weight, device, "linear: weight");
-  if (bias) kernels::check_device(*bias, device, "linear: bias");
+  const kernels::DType dtype = kernels::dtype_of(x);
+  const Rows in = kernels::as_rows(x, device);
   const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
   kernels::gpu::FewRows args{.dtype = dtype,
                              .x = in.data,
@@ -121,8 +123,8 @@ bool wants_plain(const Tensor& x, const Tensor& weight) {
 
 Tensor linear_plain(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                     const kernels::Device& device) {
-  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
-  const Rows in = kernels::as_rows(x, "linear: x");
+  const kernels::DType dtype = kernels::dtype_of(x);
+  const Rows in = kernels::as_rows(x);
   const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
   const int64_t out = weight.size(0);
   Tensor y = output(x, out, dtype, device);
@@ -147,8 +149,8 @@ Tensor linear_op(const Tensor& x, const Tensor& weight, const std::optional<Tens
   if (!device.is_cpu()) return linear_gpu(x, weight, bias, device);
   if (wants_plain(x, weight)) return linear_plain(x, weight, bias, device);
   if (!wants_gemv(x, weight, linear::kMaxRows)) return aten_linear(x, weight, bias);
-  const kernels::DType dtype = kernels::dtype_of(x, "linear: x");
-  const Rows in = kernels::as_rows(x, "linear: x");
+  const kernels::DType dtype = kernels::dtype_of(x);
+  const Rows in = kernels::as_rows(x);
   const Tensor contiguous_bias = bias ? torch::stable::contiguous(*bias) : Tensor(weight);
   const int64_t out = weight.size(0);
   Tensor y = output(x, out, dtype, device);
@@ -181,21 +183,27 @@ std::tuple<Tensor, Tensor, Tensor> linear_bwd(const Tensor& dy, const Tensor& x,
   check(dy.dim() == x.dim() && dy.size(dy.dim() - 1) == out && dy.numel() == rows * out,
         "linear_bwd: expected dy [..., ", out, "] for x ", kernels::shape_of(x), "; got ", kernels::shape_of(dy),
         "; pass the gradient of linear's output");
+  const kernels::Device device = kernels::device_of(dy);
+  const kernels::DType dtype = kernels::dtype_of(dy);
+  for (const Tensor* t : {&x, &weight}) kernels::check_device(*t, device), kernels::check_same_dtype(*t, dtype, "dy");
   const Tensor dy2 = torch::stable::reshape(dy, {rows, out}), x2 = torch::stable::reshape(x, {rows, in});
   const Tensor dx = torch::stable::reshape(aten_mm(dy2, weight), x.sizes());
   const Tensor dweight = aten_mm(torch::stable::transpose(dy2, 0, 1), x2);
-  if (!with_bias)
-    return {dx, dweight, kernels::empty({0}, kernels::dtype_of(dy, "linear_bwd: dy"), kernels::device_of(dy))};
+  if (!with_bias) return {dx, dweight, kernels::empty({0}, dtype, device)};
   const int64_t first = 0;
   return {dx, dweight, torch::stable::sum(dy2, torch::headeronly::IntHeaderOnlyArrayRef(&first, 1), false)};
 }
 
-// ggml's blocks: their scales are inside, so that the tensors beside the data are unused.
-Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Tensor>& /*scales*/,
-                     const std::optional<Tensor>& /*zeros*/, const std::optional<Tensor>& /*global_scale*/,
-                     const std::optional<Tensor>& /*table*/, const std::optional<Tensor>& /*order*/, int64_t /*group*/,
+// Blocks: their scales are inside, so that there are no tensors beside the data.
+Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Tensor>& scales,
+                     const std::optional<Tensor>& zeros, const std::optional<Tensor>& global_scale,
+                     const std::optional<Tensor>& table_of_codes, const std::optional<Tensor>& order, int64_t /*group*/,
                      int64_t /*group_rows*/, const std::string& format, int64_t columns,
                      const std::optional<Tensor>& bias) {
+  for (const auto* t : {&scales, &zeros, &global_scale, &table_of_codes, &order}) {
+    if (*t)
+      check_tensor(false, **t, "absent; got one in ", kernels::dtype_name(**t), "; blocks of ", format, " hold all");
+  }
   const linear::PackedCall call = linear::packed_call(x, data, format, columns, bias);
   const int64_t out = call.data.size(0);
   const auto fresh = [&] { return output(x, out, call.dtype, call.device); };
@@ -213,28 +221,26 @@ Tensor packed_linear(const Tensor& x, const Tensor& data, const std::optional<Te
 void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& said, const std::optional<Tensor>& at) {
   constexpr const char* kOp = "largest_";
   const kernels::Device device = kernels::device_of(x);
-  const Rows in = kernels::as_rows(x, kOp, device);
-  check(x.dim() >= 1 && in.cols > 0 && in.cols <= INT32_MAX, kOp, ": expected x [..., numbers], at least one; got ",
-        kernels::shape_of(x), "; there is no argmax of none");
-  kernels::check_device(place, device, kOp);
-  check(place.scalar_type() == kernels::ScalarType::Long && place.numel() == in.rows && place.is_contiguous(), kOp,
-        ": expected place as ", in.rows, " int64 without gaps, one a row of x ", kernels::shape_of(x), "; got ",
-        kernels::shape_of(place), " in ", kernels::dtype_name(place), "; make it for these rows");
-  const auto are_places = [&](const Tensor& t) {
-    return t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous();
+  const kernels::DType dtype = kernels::dtype_of(x);
+  const Rows in = kernels::as_rows(x, device);
+  check_tensor(in.cols > 0 && in.cols <= INT32_MAX, x, "[..., numbers], at least one; got ", kernels::shape_of(x),
+               "; there is no argmax of none");
+  const auto check_places = [&](const Tensor& t, bool fits, const auto&... parts) {
+    kernels::check_device(t, device);
+    check_tensor(fits && t.scalar_type() == kernels::ScalarType::Long && t.is_contiguous(), t, parts...,
+                 " int64 without gaps; got ", kernels::shape_of(t), " in ", kernels::dtype_name(t),
+                 "; make it for the rows of x ", kernels::shape_of(x));
   };
+  check_places(place, place.numel() == in.rows, "as ", in.rows);
   check(said.has_value() == at.has_value(), kOp, ": expected said and at, or neither; got one; at says where");
   if (said) {
-    kernels::check_device(*said, device, kOp), kernels::check_device(*at, device, kOp);
-    check(are_places(*said) && said->dim() == 2 && said->size(1) == in.rows && are_places(*at) && at->numel() == 1, kOp,
-          ": expected said [places, ", in.rows, "] and one place as int64 without gaps; got ", kernels::shape_of(*said),
-          " and ", kernels::shape_of(*at), " in ", kernels::dtype_name(*said), " and ", kernels::dtype_name(*at),
-          "; make them for these rows");
+    check_places(*said, said->dim() == 2 && said->size(1) == in.rows, "[places, ", in.rows, "] as");
+    check_places(*at, at->numel() == 1, "as one");
   }
   kernels::run_on(
       device,
       [&](auto stream) {
-        linear::cuda::argmax({.dtype = kernels::dtype_of(x, kOp),
+        linear::cuda::argmax({.dtype = dtype,
                               .x = in.data,
                               .x_stride = in.stride,
                               .rows = in.rows,
@@ -258,20 +264,19 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
 
 // A token of each row, drawn by the row's settings (sample.h).
 Tensor sample(const Tensor& x, const Tensor& settings) {
-  constexpr const char* kOp = "sample";
   const kernels::Device device = kernels::device_of(x);
-  check(x.dim() == 2 && x.size(1) > 0 && x.size(1) <= INT32_MAX, kOp, ": expected x [rows, ids], at least one id; got ",
-        kernels::shape_of(x), "; reshape it");
-  const Rows in = kernels::as_rows(x, kOp, device);
-  kernels::check_device(settings, device, kOp);
-  check(settings.scalar_type() == kernels::ScalarType::Double && settings.dim() == 2 && settings.size(0) == in.rows &&
-            settings.size(1) == linear::kSettings && settings.is_contiguous(),
-        kOp, ": expected settings [", in.rows, ", ", int64_t{linear::kSettings},
-        "], float64 without gaps: scale, top_k, top_p, log of min_p, uniform; got ", kernels::shape_of(settings),
-        " in ", kernels::dtype_name(settings), "; make them for these rows");
+  check_tensor(x.dim() == 2 && x.size(1) > 0 && x.size(1) <= INT32_MAX, x, "[rows, ids], at least one id; got ",
+               kernels::shape_of(x), "; reshape it");
+  const Rows in = kernels::as_rows(x, device);
+  kernels::check_device(settings, device);
+  check_tensor(settings.scalar_type() == kernels::ScalarType::Double && settings.dim() == 2 &&
+                   settings.size(0) == in.rows && settings.size(1) == linear::kSettings && settings.is_contiguous(),
+               settings, "[", in.rows, ", ", int64_t{linear::kSettings},
+               "], float64 without gaps: scale, top_k, top_p, log of min_p, uniform; got ", kernels::shape_of(settings),
+               " in ", kernels::dtype_name(settings), "; make them for these rows");
   const int64_t sizes[] = {in.rows};
   Tensor ids = kernels::empty_like_shape(sizes, 1, int32_t(kernels::ScalarType::Long), device);
-  const linear::Sample args{.dtype = kernels::dtype_of(x, kOp),
+  const linear::Sample args{.dtype = kernels::dtype_of(x),
                             .x = in.data,
                             .x_stride = in.stride,
                             .rows = in.rows,

@@ -263,13 +263,13 @@ TEST(Loss, RefusesWhatItCannotDo) {
   const auto weighted = [&](const Tensor& w) {
     return [=] { package().call("cross_entropy", logits, target, kIgnore, 0.0, 0.0, 0.0, "mean", w); };
   };
-  expect_refusal(weighted(class_weights(7)), {"class_weight [8] float32", "got [7]"});
-  expect_refusal(weighted(class_weights(8).to(at::kDouble)), {"class_weight [8] float32", "cast by .float()"});
+  expect_refusal(weighted(class_weights(7)), {"class_weight [8]", "got [7]"});
+  expect_refusal(weighted(class_weights(8).to(at::kDouble)), {"class_weight in float32", "got float64; cast it"});
   const auto linear = [&](const Tensor& h, const Tensor& w, const c10::IValue& b, const Tensor& t) {
     return [=] { package().call("linear_cross_entropy", h, w, b, t, kIgnore, 0.0, 0.0, 0.0, "mean"); };
   };
   const auto in = random_tensors({{3, 4}, {8, 4}, {8, 5}, {7}}, at::kFloat);
-  expect_refusal(linear(in[0], in[2], {}, target), {"hidden [rows, dim] and weight [vocab, dim]", "[8, 5]"});
+  expect_refusal(linear(in[0], in[2], {}, target), {"expected weight [vocab, 4]", "[8, 5]"});
   expect_refusal(linear(in[0], in[1], in[3], target), {"bias [8]", "got [7]"});
   expect_refusal(linear(in[0], in[1].to(at::kHalf), {}, target), {"weight in hidden's dtype"});
   if (!on_cuda()) expect_refusal(linear(in[0], in[1], {}, target + 8), {"got 8 in row 0"});

@@ -187,9 +187,9 @@ inline Linear::Linear(const Inputs& in, const Options& o, const Wanted& wanted, 
       wanted_(wanted),
       device_(device),
       stream_(stream),
-      hidden_(kernels::as_rows(in.hidden, "linear_cross_entropy: hidden", device)),
-      weight_(kernels::as_rows(in.weight, "linear_cross_entropy: weight", device)),
-      dtype_(kernels::dtype_of(in.hidden, "linear_cross_entropy: hidden")),
+      hidden_(kernels::as_rows(in.hidden, device)),
+      weight_(kernels::as_rows(in.weight, device)),
+      dtype_(kernels::dtype_of(in.hidden)),
       rows_(hidden_.rows),
       dim_(hidden_.cols),
       vocab_(in.weight.size(0)),
@@ -197,7 +197,7 @@ inline Linear::Linear(const Inputs& in, const Options& o, const Wanted& wanted, 
       bytes_(wanted.chunk_bytes > 0 ? wanted.chunk_bytes : cuda::kChunkBytes) {
   check_linear(in.hidden, in.weight, in.bias);
   check_classes(o, vocab_, device);
-  if (in.bias) kernels::check_device(*in.bias, device, "linear_cross_entropy: bias");
+  if (in.bias) kernels::check_device(*in.bias, device);
   target_ = targets(in.target, rows_, device);
   w_ = tensor(Window{weight_.data, vocab_, dim_, weight_.stride});
   row_loss_ = kernels::empty({rows_}, DType::kFloat32, device);

@@ -79,10 +79,10 @@ constexpr int64_t kWeightBlock = 8192;
 inline LinearCrossEntropy::LinearCrossEntropy(const Inputs& in, const Options& o, int64_t chunk_bytes)
     : o_(o),
       chunk_bytes_(chunk_bytes),
-      hidden_(kernels::as_rows(in.hidden, "linear_cross_entropy: hidden")),
-      weight_(kernels::as_rows(in.weight, "linear_cross_entropy: weight")),
+      hidden_(kernels::as_rows(in.hidden)),
+      weight_(kernels::as_rows(in.weight)),
       bias_(in.bias),
-      dtype_(kernels::dtype_of(in.hidden, "linear_cross_entropy: hidden")),
+      dtype_(kernels::dtype_of(in.hidden)),
       size_(kernels::size_of(dtype_)),
       vocab_(in.weight.size(0)),
       dim_(hidden_.cols) {

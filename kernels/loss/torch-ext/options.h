@@ -10,6 +10,7 @@
 namespace loss {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::shape_of;
 using kernels::Tensor;
 
@@ -52,6 +53,7 @@ inline Options options(int64_t ignore_index, double label_smoothing, double soft
             .class_sum = std::nullopt};
   if (class_weight.has_value()) {
     const Tensor& w = *class_weight;
+    kernels::check_dtype(w, kernels::ScalarType::Float);
     o.class_weight = w.is_contiguous() ? w : torch::stable::contiguous(w);
     if (label_smoothing != 0) o.class_sum = torch::stable::sum(w);
   }
@@ -61,10 +63,9 @@ inline Options options(int64_t ignore_index, double label_smoothing, double soft
 inline void check_classes(const Options& o, int64_t vocab, const kernels::Device& device) {
   if (!o.class_weight.has_value()) return;
   const Tensor& w = *o.class_weight;
-  kernels::check_device(w, device, "cross_entropy: class_weight");
-  check(w.dim() == 1 && w.size(0) == vocab && w.scalar_type() == kernels::ScalarType::Float,
-        "cross_entropy: expected class_weight [", vocab, "] float32; got ", shape_of(w), " of ", kernels::dtype_name(w),
-        "; one number a word of the vocabulary, cast by .float()");
+  kernels::check_device(w, device);
+  check_tensor(w.dim() == 1 && w.size(0) == vocab, w, "[", vocab, "]; got ", shape_of(w),
+               "; one number a word of the vocabulary");
 }
 
 // The rows, with what the options say.
@@ -102,11 +103,10 @@ struct Targets {
 };
 
 inline void check_target(const Tensor& target, int64_t rows, const kernels::Device& device) {
-  check(target.dim() == 1 && target.size(0) == rows, "cross_entropy: expected target [", rows, "], one a row; got ",
-        shape_of(target), "; flatten both alike");
-  kernels::check_device(target, device, "cross_entropy: target");
-  check(target.scalar_type() == kernels::ScalarType::Long, "cross_entropy: expected target as int64; got ",
-        kernels::dtype_name(target), "; call .to(int64)");
+  check_tensor(target.dim() == 1 && target.size(0) == rows, target, "[", rows, "], one a row; got ", shape_of(target),
+               "; flatten both alike");
+  kernels::check_device(target, device);
+  kernels::check_dtype(target, kernels::ScalarType::Long);
 }
 
 inline Targets targets(const Tensor& target, int64_t rows, int64_t vocab, const Options& o) {
@@ -149,16 +149,14 @@ struct Incoming {
 };
 
 inline void check_dloss(const Tensor& dloss, const Options& o, int64_t rows, const kernels::Device& device) {
-  kernels::check_device(dloss, device, "cross_entropy: dloss");
-  check(dloss.scalar_type() == kernels::ScalarType::Float, "cross_entropy: expected dloss as float32; got ",
-        kernels::dtype_name(dloss), "; cast it");
+  kernels::check_device(dloss, device);
+  kernels::check_dtype(dloss, kernels::ScalarType::Float);
   if (o.reduction == Reduction::kNone) {
-    check(dloss.dim() == 1 && dloss.size(0) == rows, "cross_entropy: expected dloss [", rows,
-          "] for reduction none; got ", shape_of(dloss), "; pass the gradient of the row losses");
+    check_tensor(dloss.dim() == 1 && dloss.size(0) == rows, dloss, "[", rows, "] for reduction none; got ",
+                 shape_of(dloss), "; pass the gradient of the row losses");
     return;
   }
-  check(dloss.numel() == 1, "cross_entropy: expected a dloss of one number; got ", shape_of(dloss),
-        "; pass the gradient of the loss");
+  check_tensor(dloss.numel() == 1, dloss, "of one number; got ", shape_of(dloss), "; pass the gradient of the loss");
 }
 
 inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, int64_t valid) {
@@ -172,25 +170,25 @@ inline Incoming incoming(const Tensor& dloss, const Options& o, int64_t rows, in
 }
 
 inline Tensor checked_lse(const Tensor& lse, int64_t rows, const kernels::Device& device) {
-  kernels::check_device(lse, device, "cross_entropy: lse");
-  check(lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 2 && lse.size(0) == rows && lse.size(1) == 2,
-        "cross_entropy: expected lse [", rows, ", 2] float32, as the forward gave it; got ", shape_of(lse),
-        "; pass the second output of the forward");
+  kernels::check_device(lse, device);
+  check_tensor(
+      lse.scalar_type() == kernels::ScalarType::Float && lse.dim() == 2 && lse.size(0) == rows && lse.size(1) == 2, lse,
+      "[", rows, ", 2] float32, as the forward gave it; got ", shape_of(lse), " of ", kernels::dtype_name(lse),
+      "; pass the second output of the forward");
   return lse.is_contiguous() ? lse : torch::stable::contiguous(lse);
 }
 
 inline void check_linear(const Tensor& hidden, const Tensor& weight, const std::optional<Tensor>& bias) {
-  check(hidden.dim() == 2 && weight.dim() == 2 && weight.size(1) == hidden.size(1),
-        "linear_cross_entropy: expected hidden [rows, dim] and weight [vocab, dim]; got ", shape_of(hidden), " and ",
-        shape_of(weight), "; flatten hidden, and check that the head belongs to the model");
-  const DType dtype = kernels::dtype_of(hidden, "linear_cross_entropy: hidden");
-  check(kernels::dtype_of(weight, "linear_cross_entropy: weight") == dtype,
-        "linear_cross_entropy: expected weight in hidden's dtype; got another; cast one of them");
+  check_tensor(hidden.dim() == 2, hidden, "[rows, dim]; got ", shape_of(hidden), "; flatten it");
+  check_tensor(weight.dim() == 2 && weight.size(1) == hidden.size(1), weight, "[vocab, ", hidden.size(1),
+               "] as hidden's ", shape_of(hidden), " has it; got ", shape_of(weight),
+               "; check that the head belongs to the model");
+  const DType dtype = kernels::dtype_of(hidden);
+  kernels::check_same_dtype(weight, dtype, "hidden");
   if (!bias.has_value()) return;
-  check(bias->dim() == 1 && bias->size(0) == weight.size(0) &&
-            kernels::dtype_of(*bias, "linear_cross_entropy: bias") == dtype,
-        "linear_cross_entropy: expected bias [", weight.size(0), "] in hidden's dtype; got ", shape_of(*bias),
-        "; reshape or cast it");
+  kernels::check_same_dtype(*bias, dtype, "hidden");
+  check_tensor(bias->dim() == 1 && bias->size(0) == weight.size(0), *bias, "[", weight.size(0), "]; got ",
+               shape_of(*bias), "; reshape it");
 }
 
 inline void check_chunk_bytes(int64_t bytes) {

@@ -20,9 +20,8 @@ struct Logits {
 };
 
 Logits checked(const Tensor& logits) {
-  check(logits.dim() == 2, "cross_entropy: expected logits [rows, vocab]; got ", shape_of(logits), "; flatten them");
-  return {as_rows(logits, "cross_entropy: logits", device_of(logits)),
-          kernels::dtype_of(logits, "cross_entropy: logits")};
+  check_tensor(logits.dim() == 2, logits, "[rows, vocab]; got ", shape_of(logits), "; flatten it");
+  return {as_rows(logits, device_of(logits)), kernels::dtype_of(logits)};
 }
 
 LossRows row_args(const Logits& l, const Options& o) {
@@ -166,10 +165,10 @@ void scale_gradient(const Tensor& gradient, const Tensor& factor) {
   const Device device = device_of(gradient);
   check(!device.is_cpu() && gradient.is_contiguous(), "scale_gradient_: expected a contiguous gradient on a GPU; got",
         " another; multiply it");
-  kernels::check_device(factor, device, "scale_gradient_: factor");
-  check(factor.scalar_type() == kernels::ScalarType::Float && factor.numel() == 1,
-        "scale_gradient_: expected a factor of one float32; got ", shape_of(factor), "; cast it");
-  const DType dtype = kernels::dtype_of(gradient, "scale_gradient_: gradient");
+  kernels::check_device(factor, device);
+  check_tensor(factor.scalar_type() == kernels::ScalarType::Float && factor.numel() == 1, factor,
+               "of one float32; got ", shape_of(factor), " of ", kernels::dtype_name(factor), "; cast it");
+  const DType dtype = kernels::dtype_of(gradient);
   kernels::run_on(
       device,
       [&](auto stream) { cuda::multiply(dtype, gradient.data_ptr(), gradient.numel(), gpu::floats(factor), stream); },
@@ -179,14 +178,14 @@ void scale_gradient(const Tensor& gradient, const Tensor& factor) {
 // out (+)= a^T b. out [m, k], a [n, m], b [n, k], contiguous, of one 16-bit dtype.
 void add_product(const Tensor& out, const Tensor& a, const Tensor& b, bool add) {
   const Device device = device_of(out);
-  const DType dtype = kernels::dtype_of(out, "add_product_: out");
+  const DType dtype = kernels::dtype_of(out);
   check(!device.is_cpu() && dtype != DType::kFloat32,
         "add_product_: expected 16-bit tensors on a GPU; got others; call ", "addmm_");
   for (const Tensor* t : {&a, &b}) {
-    kernels::check_device(*t, device, "add_product_: a and b");
-    check(t->scalar_type() == out.scalar_type() && t->dim() == 2 && t->is_contiguous(),
-          "add_product_: expected a [n, m] and b [n, k], contiguous and of out's dtype; got ", shape_of(*t),
-          "; copy it");
+    kernels::check_device(*t, device);
+    kernels::check_same_dtype(*t, dtype, "out");
+    check_tensor(t->dim() == 2 && t->is_contiguous(), *t, "of two dimensions, contiguous; got ", shape_of(*t),
+                 "; copy it");
   }
   check(out.dim() == 2 && out.is_contiguous() && a.size(0) == b.size(0) && out.size(0) == a.size(1) &&
             out.size(1) == b.size(1),
@@ -266,7 +265,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> linear_cross_entropy_
                              .known_lse = nullptr,
                              .predicted = predict});
   if (!now) {
-    const DType dtype = kernels::dtype_of(hidden, "linear_cross_entropy: hidden");
+    const DType dtype = kernels::dtype_of(hidden);
     r.dhidden = kernels::empty({0}, dtype);
     r.dweight = kernels::empty({0}, dtype);
     r.dbias = kernels::empty({0}, dtype);

@@ -304,7 +304,7 @@ TEST(CausalConv1d, Refusals) {
   expect_refusal(conv(x, zeros({6, 9}), none, none, none, "silu"), {"1 to 8 taps", "got 9"});
   expect_refusal(conv(x, weight, zeros({5}), none, none, "silu"), {"expected bias", "[6]"});
   expect_refusal(conv(x, weight, none, zeros({2, 6, 2}), none, "silu"), {"at least 3 columns", "got 2"});
-  expect_refusal(conv(x, weight, none, none, zeros({2, 5}, at::kLong), "silu"), {"seq_idx as int32"});
+  expect_refusal(conv(x, weight, none, none, zeros({2, 5}, at::kLong), "silu"), {"seq_idx in int32"});
   expect_refusal(conv(x, weight, none, none, zeros({1, 5}, at::kInt), "silu"), {"expected seq_idx", "[2, 5]"});
   expect_refusal(conv(x, weight, none, none, none, "gelu"), {"none, silu or swish", "gelu"});
   expect_refusal(conv(x.to(at::kDouble), weight, none, none, none, "silu"), {"float32, bfloat16 or float16"});

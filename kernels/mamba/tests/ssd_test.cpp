@@ -394,7 +394,7 @@ TEST(StateSpaceDuality, Refuses) {
   bad.in[kB] = zeros({2, 5, 3, 6}), bad.in[kC] = bad.in[kB];
   expect_refusal([&] { forward(bad); }, {"multiple of groups"});
   bad = good, bad.seq_idx = zeros({2, 5}, at::kLong);
-  expect_refusal([&] { forward(bad); }, {"seq_idx as int32"});
+  expect_refusal([&] { forward(bad); }, {"seq_idx in int32"});
   if (kernels::on_cuda()) {
     const Ssd many = problem({1, 5, 2, 3, 1, 257});
     expect_refusal([&] { forward(many); }, {"at most 256 numbers on a GPU", "257"});

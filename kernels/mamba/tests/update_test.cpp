@@ -217,7 +217,7 @@ TEST(SelectiveStateUpdate, Refusals) {
   refused(&Step::B, zeros({2, 3, 3}), {"3 groups", "got 4"});
   refused(&Step::C, zeros({2, 4, 3}), {"expected C", "[2, 2, 3]"});
   refused(&Step::D, zeros({4}), {"expected D [heads, dim]"});
-  expect_refusal([&] { run(good, good.state, zeros({2}, at::kLong)); }, {"state_indices as int32"});
+  expect_refusal([&] { run(good, good.state, zeros({2}, at::kLong)); }, {"state_indices in int32"});
   if (kernels::on_cuda()) return;  // where numbers on a GPU are not looked at
   expect_refusal([&] { run(good, good.state, at::tensor({0, 2}, at::kInt)); }, {"below the state's 2 rows", "got 2"});
 }

@@ -9,6 +9,7 @@
 namespace mamba {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::shape_of;
@@ -20,59 +21,54 @@ struct Call {
   const char* op;
   Device device;
 
-  void shape(const Tensor& t, const char* name, std::initializer_list<int64_t> sizes, const char* letters) const {
-    kernels::check_device(t, device, op);
+  void shape(const Tensor& t, std::initializer_list<int64_t> sizes, const char* letters) const {
+    kernels::check_device(t, device);
     bool same = t.dim() == int64_t(sizes.size());
     for (size_t d = 0; same && d < sizes.size(); ++d) same = t.size(int64_t(d)) == sizes.begin()[d];
     if (same) return;
     std::ostringstream wanted;
     for (const int64_t size : sizes) wanted << (wanted.tellp() > 0 ? ", " : "") << size;
-    check(false, op, ": expected ", name, " ", letters, " = [", wanted.str(), "]; got ", shape_of(t),
-          "; reshape or transpose it");
+    check_tensor(false, t, letters, " = [", wanted.str(), "]; got ", shape_of(t), "; reshape or transpose it");
   }
-  void dims(const Tensor& t, const char* name, int64_t wanted, const char* letters) const {
-    kernels::check_device(t, device, op);
-    check(t.dim() == wanted, op, ": expected ", name, " ", letters, "; got ", shape_of(t), "; reshape it");
+  void dims(const Tensor& t, int64_t wanted, const char* letters) const {
+    kernels::check_device(t, device);
+    check_tensor(t.dim() == wanted, t, letters, "; got ", shape_of(t), "; reshape it");
   }
-  DType type(const Tensor& t, const char* name) const {
+  DType type(const Tensor& t) const {
     switch (t.scalar_type()) {
       case kernels::ScalarType::ComplexFloat:
       case kernels::ScalarType::ComplexDouble:
-        check(false, op, ": expected ", name, " in real values; got complex ones; complex state spaces are not served");
+        check_tensor(false, t, "in real values; got ", kernels::dtype_name(t), "; complex state spaces are not served");
         break;
       default:
         break;
     }
-    return kernels::dtype_of(t, op);
-  }
-  void int32(const Tensor& t, const char* name) const {
-    check(t.scalar_type() == kernels::ScalarType::Int, op, ": expected ", name, " as int32; got ",
-          kernels::dtype_name(t), "; cast it");
+    return kernels::dtype_of(t);
   }
 
   // The dimensions of t that are the view's batch, channels and steps; -1: not there, stride 0.
-  View view(const Tensor& t, const char* name, int batch, int channel, int step) const {
+  View view(const Tensor& t, int batch, int channel, int step) const {
     const auto stride = [&](int d) { return d < 0 ? int64_t{0} : t.stride(d); };
-    return {t.data_ptr(), type(t, name), stride(batch), stride(channel), stride(step)};
+    return {t.data_ptr(), type(t), stride(batch), stride(channel), stride(step)};
   }
   // seq_idx [batch, length]
   Sequences sequences(const MaybeTensor& t, int64_t batch, int64_t length) const {
     if (!t) return {};
-    shape(*t, "seq_idx", {batch, length}, "[batch, length]");
-    int32(*t, "seq_idx");
+    shape(*t, {batch, length}, "[batch, length]");
+    kernels::check_dtype(*t, kernels::ScalarType::Int);
     return {static_cast<const int32_t*>(t->data_ptr()), t->stride(0), t->stride(1)};
   }
   // One number a batch entry, beside each other; the copy, where one is needed, lives in `kept`.
-  const int32_t* indices(const MaybeTensor& t, const char* name, int64_t batch, Tensor& kept) const {
+  const int32_t* indices(const MaybeTensor& t, int64_t batch, Tensor& kept) const {
     if (!t) return nullptr;
-    shape(*t, name, {batch}, "[batch]");
-    int32(*t, name);
+    shape(*t, {batch}, "[batch]");
+    kernels::check_dtype(*t, kernels::ScalarType::Int);
     kept = t->is_contiguous() ? *t : torch::stable::contiguous(*t);
     return static_cast<const int32_t*>(kept.data_ptr());
   }
   // state_indices: below the state's rows, which is not asked of a GPU: that would wait for it.
   const int32_t* rows(const MaybeTensor& t, int64_t batch, int64_t count, Tensor& kept) const {
-    const int32_t* rows = indices(t, "state_indices", batch, kept);
+    const int32_t* rows = indices(t, batch, kept);
     for (int64_t b = 0; rows != nullptr && device.is_cpu() && b < batch; ++b) {
       check(rows[b] < count, op, ": expected state_indices below the state's ", count, " rows; got ", rows[b],
             "; a negative one marks padding");

@@ -27,16 +27,16 @@ struct Inputs {
 Inputs inputs_of(const Call& call, const Tensor& x, const Tensor& z, const Tensor& weight, double eps,
                  int64_t group_size, bool norm_before_gate) {
   const char* op = call.op;
-  kernels::check_same_shape(x, z, op, "x", "z");
-  const DType type = call.type(x, "x");
-  check(call.type(z, "z") == type, op, ": expected z in x's dtype; got another; cast one of them");
-  Rows rows = kernels::as_rows(x, op, call.device), gates = kernels::as_rows(z, op, call.device);
+  kernels::check_same_shape(x, z, "x");
+  const DType type = call.type(x);
+  kernels::check_same_dtype(z, type, "x");
+  Rows rows = kernels::as_rows(x, call.device), gates = kernels::as_rows(z, call.device);
   const int64_t cols = rows.cols;
-  call.shape(weight, "weight", {cols}, "[x's last dimension]");
+  call.shape(weight, {cols}, "[x's last dimension]");
   check(group_size >= 1 && cols % group_size == 0, op, ": expected a group_size that divides x's last dimension, ",
         cols, "; got ", group_size, "; ", cols, " itself is one group");
   const Tensor wide =
-      call.type(weight, "weight") == DType::kFloat32 ? weight : torch::stable::to(weight, kernels::ScalarType::Float);
+      call.type(weight) == DType::kFloat32 ? weight : torch::stable::to(weight, kernels::ScalarType::Float);
   Inputs in{std::move(rows), std::move(gates), wide.is_contiguous() ? wide : torch::stable::contiguous(wide), {}};
   in.problem = {.rows = in.x.rows,
                 .cols = cols,
@@ -86,14 +86,15 @@ GatedNormGradients gated_rms_norm_bwd(const Tensor& dy, const Tensor& x, const T
   const Call call{"gated_rms_norm_bwd", device_of(x)};
   const Inputs in = inputs_of(call, x, z, weight, 0, group_size, norm_before_gate);
   const gated_norm::Problem& p = in.problem;
-  kernels::check_same_shape(x, dy, call.op, "x", "dy");
-  check(call.type(dy, "dy") == p.type, call.op, ": expected dy in x's dtype; got another; cast it");
-  const Rows gradient = kernels::as_rows(dy, call.op, call.device);
-  call.shape(rstd, "rstd", {p.rows, in.groups()}, "[rows, groups]");
-  check(rstd.scalar_type() == kernels::ScalarType::Float && rstd.is_contiguous(), call.op,
-        ": expected rstd in contiguous float32; got other memory; pass what gated_rms_norm_fwd returned");
+  kernels::check_same_shape(x, dy, "x");
+  kernels::check_same_dtype(dy, p.type, "x");
+  const Rows gradient = kernels::as_rows(dy, call.device);
+  call.shape(rstd, {p.rows, in.groups()}, "[rows, groups]");
+  check_tensor(rstd.scalar_type() == kernels::ScalarType::Float && rstd.is_contiguous(), rstd,
+               "in contiguous float32; got ", kernels::dtype_name(rstd), rstd.is_contiguous() ? "" : " with gaps",
+               "; pass what gated_rms_norm_fwd returned");
   Tensor dx = kernels::empty_like(x, p.type), dz = kernels::empty_like(z, p.type);
-  const DType weight_type = call.type(weight, "weight");
+  const DType weight_type = call.type(weight);
   Tensor dweight = kernels::empty_like(weight, weight_type);
   int64_t chunks = p.chunks();
   kernels::run_on(

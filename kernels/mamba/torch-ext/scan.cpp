@@ -20,28 +20,28 @@ struct Given {
 };
 
 // B or C, or their gradients, in shapes that coefficients_of took.
-scan::Coefficients coefficients(const Call& call, const Tensor& t, const char* name) {
-  if (t.dim() == 2) return {call.view(t, name, -1, 0, 1), 0, true};
-  if (t.dim() == 3) return {call.view(t, name, 0, 1, 2), 0, false};
-  return {call.view(t, name, 0, 2, 3), t.stride(1), false};
+scan::Coefficients coefficients(const Call& call, const Tensor& t) {
+  if (t.dim() == 2) return {call.view(t, -1, 0, 1), 0, true};
+  if (t.dim() == 3) return {call.view(t, 0, 1, 2), 0, false};
+  return {call.view(t, 0, 2, 3), t.stride(1), false};
 }
 
-scan::Coefficients coefficients_of(const Call& call, const scan::Problem& p, const Tensor& t, const char* name) {
+scan::Coefficients coefficients_of(const Call& call, const scan::Problem& p, const Tensor& t) {
   if (t.dim() == 2) {
-    call.shape(t, name, {p.channels, p.states}, "[channels, states]");
+    call.shape(t, {p.channels, p.states}, "[channels, states]");
   } else if (t.dim() == 3) {
-    call.shape(t, name, {p.batch, p.states, p.length}, "[batch, states, length]");
+    call.shape(t, {p.batch, p.states, p.length}, "[batch, states, length]");
   } else {
-    call.dims(t, name, 4, "[batch, groups, states, length], [batch, states, length] or [channels, states]");
-    call.shape(t, name, {p.batch, t.size(1), p.states, p.length}, "[batch, groups, states, length]");
+    call.dims(t, 4, "[batch, groups, states, length], [batch, states, length] or [channels, states]");
+    call.shape(t, {p.batch, t.size(1), p.states, p.length}, "[batch, groups, states, length]");
   }
-  return coefficients(call, t, name);
+  return coefficients(call, t);
 }
 int64_t groups_of(const Tensor& t) { return t.dim() == 4 ? t.size(1) : 1; }
 
 scan::Problem problem_of(const Call& call, const Given& in) {
-  call.dims(in.u, "u", 3, "[batch, channels, length]");
-  call.dims(in.A, "A", 2, "[channels, states]");
+  call.dims(in.u, 3, "[batch, channels, length]");
+  call.dims(in.A, 2, "[channels, states]");
   const int64_t batch = in.u.size(0), channels = in.u.size(1), length = in.u.size(2), states = in.A.size(1);
   scan::Problem p{.batch = batch,
                   .channels = channels,
@@ -49,22 +49,22 @@ scan::Problem problem_of(const Call& call, const Given& in) {
                   .groups = 1,
                   .states = int(states),
                   .softplus = in.delta_softplus,
-                  .u = call.view(in.u, "u", 0, 1, 2),
-                  .delta = call.view(in.delta, "delta", 0, 1, 2),
+                  .u = call.view(in.u, 0, 1, 2),
+                  .delta = call.view(in.delta, 0, 1, 2),
                   .z = {},
-                  .a = call.view(in.A, "A", -1, 0, 1),
+                  .a = call.view(in.A, -1, 0, 1),
                   .b = {},
                   .c = {},
                   .d = {},
                   .delta_bias = {},
                   .initial = {},
                   .sequence = {}};
-  call.shape(in.delta, "delta", {batch, channels, length}, "[batch, channels, length]");
-  call.shape(in.A, "A", {channels, states}, "[channels, states]");
+  call.shape(in.delta, {batch, channels, length}, "[batch, channels, length]");
+  call.shape(in.A, {channels, states}, "[channels, states]");
   check(states >= 1 && states <= scan::kMaxStates, call.op, ": expected A of 1 to ", scan::kMaxStates,
         " states a channel; got ", states, "; sum the results of several calls");
-  p.b = coefficients_of(call, p, in.B, "B");
-  p.c = coefficients_of(call, p, in.C, "C");
+  p.b = coefficients_of(call, p, in.B);
+  p.c = coefficients_of(call, p, in.C);
   p.groups = p.b.constant ? groups_of(in.C) : groups_of(in.B);
   check(p.b.constant || p.c.constant || groups_of(in.C) == p.groups, call.op,
         ": expected B and C of as many groups; got ", groups_of(in.B), " and ", groups_of(in.C),
@@ -72,20 +72,20 @@ scan::Problem problem_of(const Call& call, const Given& in) {
   check(p.groups >= 1 && channels % p.groups == 0, call.op, ": expected channels that ", p.groups,
         " groups of B and C share evenly; got ", channels, "; check the layer's sizes");
   if (in.z) {
-    call.shape(*in.z, "z", {batch, channels, length}, "[batch, channels, length]");
-    p.z = call.view(*in.z, "z", 0, 1, 2);
+    call.shape(*in.z, {batch, channels, length}, "[batch, channels, length]");
+    p.z = call.view(*in.z, 0, 1, 2);
   }
   if (in.D) {
-    call.shape(*in.D, "D", {channels}, "[channels]");
-    p.d = call.view(*in.D, "D", -1, 0, -1);
+    call.shape(*in.D, {channels}, "[channels]");
+    p.d = call.view(*in.D, -1, 0, -1);
   }
   if (in.delta_bias) {
-    call.shape(*in.delta_bias, "delta_bias", {channels}, "[channels]");
-    p.delta_bias = call.view(*in.delta_bias, "delta_bias", -1, 0, -1);
+    call.shape(*in.delta_bias, {channels}, "[channels]");
+    p.delta_bias = call.view(*in.delta_bias, -1, 0, -1);
   }
   if (in.initial_state) {
-    call.shape(*in.initial_state, "initial_state", {batch, channels, states}, "[batch, channels, states]");
-    p.initial = call.view(*in.initial_state, "initial_state", 0, 1, 2);
+    call.shape(*in.initial_state, {batch, channels, states}, "[batch, channels, states]");
+    p.initial = call.view(*in.initial_state, 0, 1, 2);
   }
   p.sequence = call.sequences(in.seq_idx, batch, length);
   return p;
@@ -121,8 +121,8 @@ Results run(const Call& call, const scan::Problem& p, const Given& in, const May
   Results r{new_in_layout(in.u, p.u.type),
             kernels::empty({p.batch, p.channels, p.states}, DType::kFloat32, call.device)};
   const scan::Forward args{.of = p,
-                           .y = call.view(r.y, "y", 0, 1, 2),
-                           .last = call.view(r.last, "last_state", 0, 1, 2),
+                           .y = call.view(r.y, 0, 1, 2),
+                           .last = call.view(r.last, 0, 1, 2),
                            .checkpoints = checkpoints ? checkpoints_of(*checkpoints) : View{}};
   kernels::run_on(
       call.device,
@@ -169,22 +169,20 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
   const Given in{u, delta, A, B, C, D, z, delta_bias, initial_state, seq_idx, delta_softplus};
   const scan::Problem p = problem_of(call, in);
   const int64_t chunks = scan::chunks_of(p);
-  call.shape(dy, "dy", {p.batch, p.channels, p.length}, "[batch, channels, length]");
-  call.shape(checkpoints, "checkpoints", {p.batch, saved_of(call, p), p.states, p.channels},
+  call.shape(dy, {p.batch, p.channels, p.length}, "[batch, channels, length]");
+  call.shape(checkpoints, {p.batch, saved_of(call, p), p.states, p.channels},
              "[batch, chunks, states, channels], as selective_scan_fwd returned them");
-  check(call.type(checkpoints, "checkpoints") == DType::kFloat32 && checkpoints.is_contiguous(), call.op,
-        ": expected checkpoints as selective_scan_fwd returned them, contiguous float32; got others; pass those");
-  if (dlast_state)
-    call.shape(*dlast_state, "dlast_state", {p.batch, p.channels, p.states}, "[batch, channels, states]");
+  check_tensor(checkpoints.scalar_type() == kernels::ScalarType::Float && checkpoints.is_contiguous(), checkpoints,
+               "as selective_scan_fwd returned them, contiguous float32; got ", kernels::dtype_name(checkpoints),
+               checkpoints.is_contiguous() ? "" : " with gaps", "; pass those");
+  if (dlast_state) call.shape(*dlast_state, {p.batch, p.channels, p.states}, "[batch, channels, states]");
 
-  const auto like = [&](const Tensor& t, const char* name) { return kernels::empty_like(t, call.type(t, name)); };
-  const auto maybe_like = [&](const MaybeTensor& t, const char* name) {
-    return t ? like(*t, name) : none(call.device);
-  };
-  Tensor du = new_in_layout(u, p.u.type), ddelta = new_in_layout(delta, p.delta.type), dA = like(A, "A");
-  Tensor dB = like(B, "B"), dC = like(C, "C"), dD = maybe_like(D, "D");
+  const auto like = [&](const Tensor& t) { return kernels::empty_like(t, call.type(t)); };
+  const auto maybe_like = [&](const MaybeTensor& t) { return t ? like(*t) : none(call.device); };
+  Tensor du = new_in_layout(u, p.u.type), ddelta = new_in_layout(delta, p.delta.type), dA = like(A);
+  Tensor dB = like(B), dC = like(C), dD = maybe_like(D);
   Tensor dz = z ? new_in_layout(*z, p.z.type) : none(call.device);
-  Tensor dbias = maybe_like(delta_bias, "delta_bias"), dinitial = maybe_like(initial_state, "initial_state");
+  Tensor dbias = maybe_like(delta_bias), dinitial = maybe_like(initial_state);
 
   int64_t slots = scan::slots_of(p), entries = p.batch, floats = 0;
   kernels::run_on(
@@ -200,18 +198,18 @@ ScanGradients selective_scan_bwd(const Tensor& dy, const MaybeTensor& dlast_stat
   const Tensor channel_sums = kernels::empty({entries, rows, p.channels}, DType::kFloat32, call.device);
   const Tensor memory = kernels::empty({floats}, DType::kFloat32, call.device);
   const scan::Backward args{.of = p,
-                            .dy = call.view(dy, "dy", 0, 1, 2),
-                            .dlast = dlast_state ? call.view(*dlast_state, "dlast_state", 0, 1, 2) : View{},
+                            .dy = call.view(dy, 0, 1, 2),
+                            .dlast = dlast_state ? call.view(*dlast_state, 0, 1, 2) : View{},
                             .checkpoints = checkpoints_of(checkpoints),
-                            .du = call.view(du, "du", 0, 1, 2),
-                            .ddelta = call.view(ddelta, "ddelta", 0, 1, 2),
-                            .dz = z ? call.view(dz, "dz", 0, 1, 2) : View{},
-                            .dinitial = initial_state ? call.view(dinitial, "dinitial_state", 0, 1, 2) : View{},
-                            .db = coefficients(call, dB, "dB"),
-                            .dc = coefficients(call, dC, "dC"),
-                            .da = call.view(dA, "dA", -1, 0, 1),
-                            .dd = D ? call.view(dD, "dD", -1, 0, -1) : View{},
-                            .dbias = delta_bias ? call.view(dbias, "ddelta_bias", -1, 0, -1) : View{},
+                            .du = call.view(du, 0, 1, 2),
+                            .ddelta = call.view(ddelta, 0, 1, 2),
+                            .dz = z ? call.view(dz, 0, 1, 2) : View{},
+                            .dinitial = initial_state ? call.view(dinitial, 0, 1, 2) : View{},
+                            .db = coefficients(call, dB),
+                            .dc = coefficients(call, dC),
+                            .da = call.view(dA, -1, 0, 1),
+                            .dd = D ? call.view(dD, -1, 0, -1) : View{},
+                            .dbias = delta_bias ? call.view(dbias, -1, 0, -1) : View{},
                             .token_sums = static_cast<float*>(token_sums.data_ptr()),
                             .channel_sums = static_cast<float*>(channel_sums.data_ptr())};
   kernels::run_on(

@@ -15,8 +15,8 @@ const ssd::Table& table() {
 // ---- what comes in
 
 Tensor dense(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
-Tensor wide(const Call& call, const Tensor& t, const char* name) {
-  return dense(call.type(t, name) == DType::kFloat32 ? t : torch::stable::to(t, kernels::ScalarType::Float));
+Tensor wide(const Call& call, const Tensor& t) {
+  return dense(call.type(t) == DType::kFloat32 ? t : torch::stable::to(t, kernels::ScalarType::Float));
 }
 float* floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
 
@@ -31,8 +31,9 @@ struct Inputs {
   ssd::Problem problem;
 
   // Rows are read where they lie; numbers that do not lie beside each other are copied.
-  Tensor rows(const Tensor& t, const char* name) const {
-    check(call.type(t, name) == problem.type, call.op, ": expected ", name, " in x's dtype; got another; cast it");
+  Tensor rows(const Tensor& t) const {
+    call.type(t);
+    kernels::check_same_dtype(t, problem.type, "x");
     return t.stride(3) == 1 || t.size(3) <= 1 ? t : torch::stable::contiguous(t);
   }
 };
@@ -40,11 +41,11 @@ struct Inputs {
 // D [heads] or [heads, dim]; on the CPU for each number of a head.
 Tensor skips(const Call& call, const Tensor& D, const ssd::Problem& p) {
   if (D.dim() == 2) {
-    call.shape(D, "D", {p.heads, p.dim}, "[heads, dim]");
-    return wide(call, D, "D");
+    call.shape(D, {p.heads, p.dim}, "[heads, dim]");
+    return wide(call, D);
   }
-  call.shape(D, "D", {p.heads}, "[heads] or [heads, dim]");
-  const Tensor one = wide(call, D, "D");
+  call.shape(D, {p.heads}, "[heads] or [heads, dim]");
+  const Tensor one = wide(call, D);
   if (!call.device.is_cpu()) return one;
   Tensor all = kernels::empty({p.heads, p.dim}, DType::kFloat32, call.device);
   for (int64_t h = 0; h < p.heads; ++h) std::fill_n(floats(all) + h * p.dim, p.dim, floats(one)[h]);
@@ -56,14 +57,14 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
                  const MaybeTensor& initial_state, const MaybeTensor& seq_idx, int64_t chunk_size, bool dt_softplus,
                  double dt_min, double dt_max) {
   const Call call{op, device_of(x)};
-  call.dims(x, "x", 4, "[batch, length, heads, dim]");
-  call.dims(B, "B", 4, "[batch, length, groups, state]");
+  call.dims(x, 4, "[batch, length, heads, dim]");
+  call.dims(B, 4, "[batch, length, groups, state]");
   const int64_t batch = x.size(0), length = x.size(1), heads = x.size(2), dim = x.size(3);
   const int64_t groups = B.size(2), state = B.size(3);
-  call.shape(dt, "dt", {batch, length, heads}, "[batch, length, heads]");
-  call.shape(A, "A", {heads}, "[heads]");
-  call.shape(B, "B", {batch, length, groups, state}, "[batch, length, groups, state]");
-  call.shape(C, "C", {batch, length, groups, state}, "[batch, length, groups, state]");
+  call.shape(dt, {batch, length, heads}, "[batch, length, heads]");
+  call.shape(A, {heads}, "[heads]");
+  call.shape(B, {batch, length, groups, state}, "[batch, length, groups, state]");
+  call.shape(C, {batch, length, groups, state}, "[batch, length, groups, state]");
   check(groups >= 1 && heads % groups == 0, op, ": expected heads, ", heads, ", as a multiple of groups; got ", groups,
         " groups of B and C; repeat or split them");
   check(call.device.is_cpu() || state <= ssd::kMaxGpuState, op, ": expected a state of at most ", ssd::kMaxGpuState,
@@ -75,7 +76,7 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
   Inputs in{.call = call,
             .x = x,
             .dt = dt,
-            .A = wide(call, A, "A"),
+            .A = wide(call, A),
             .B = B,
             .C = C,
             .D = {},
@@ -90,8 +91,8 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
        .groups = groups,
        .dim = dim,
        .state = state,
-       .type = call.type(x, "x"),
-       .dt_type = call.type(dt, "dt"),
+       .type = call.type(x),
+       .dt_type = call.type(dt),
        .x = {},
        .z = {},
        .B = {},
@@ -106,12 +107,12 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
        .softplus = dt_softplus,
        .dt_min = float(dt_min),
        .dt_max = float(dt_max)};
-  in.x = in.rows(x, "x"), in.B = in.rows(B, "B"), in.C = in.rows(C, "C");
+  in.x = in.rows(x), in.B = in.rows(B), in.C = in.rows(C);
   p.x = tokens(in.x), p.B = tokens(in.B), p.C = tokens(in.C);
   if (z) {
-    kernels::check_same_shape(x, *z, op, "x", "z");
-    kernels::check_device(*z, call.device, op);
-    in.z = in.rows(*z, "z");
+    kernels::check_same_shape(x, *z, "x");
+    kernels::check_device(*z, call.device);
+    in.z = in.rows(*z);
     p.z = tokens(*in.z);
   }
   if (D) {
@@ -119,13 +120,13 @@ Inputs inputs_of(const char* op, const Tensor& x, const Tensor& dt, const Tensor
     p.D = floats(*in.D), p.each_D = in.D->dim() == 2;
   }
   if (dt_bias) {
-    call.shape(*dt_bias, "dt_bias", {heads}, "[heads]");
-    in.dt_bias = wide(call, *dt_bias, "dt_bias");
+    call.shape(*dt_bias, {heads}, "[heads]");
+    in.dt_bias = wide(call, *dt_bias);
     p.dt_bias = floats(*in.dt_bias);
   }
   if (initial_state) {
-    call.shape(*initial_state, "initial_state", {batch, heads, dim, state}, "[batch, heads, dim, state]");
-    in.initial = wide(call, *initial_state, "initial_state");
+    call.shape(*initial_state, {batch, heads, dim, state}, "[batch, heads, dim, state]");
+    in.initial = wide(call, *initial_state);
     p.initial = floats(*in.initial);
   }
   return in;
@@ -251,18 +252,18 @@ SsdGradients ssd_bwd(const Tensor& dy, const MaybeTensor& dfinal_state, const Te
       inputs_of(kOp, x, dt, A, B, C, D, z, dt_bias, initial_state, seq_idx, chunk_size, dt_softplus, dt_min, dt_max);
   const ssd::Problem& p = in.problem;
   const Device device = in.call.device;
-  kernels::check_same_shape(x, dy, kOp, "x", "dy");
-  kernels::check_device(dy, device, kOp);
-  const Tensor gradient = in.rows(dy, "dy");
+  kernels::check_same_shape(x, dy, "x");
+  kernels::check_device(dy, device);
+  const Tensor gradient = in.rows(dy);
   if (device.is_cpu())
-    in.call.shape(states, "states", {p.batch, p.chunks(), p.heads, p.state, p.dim}, "as ssd_fwd returned them");
+    in.call.shape(states, {p.batch, p.chunks(), p.heads, p.state, p.dim}, "as ssd_fwd returned them");
   else
-    in.call.shape(states, "states", {0}, "as ssd_fwd returned them");
-  const Tensor saved = wide(in.call, states, "states");
+    in.call.shape(states, {0}, "as ssd_fwd returned them");
+  const Tensor saved = wide(in.call, states);
   MaybeTensor dfinal;
   if (dfinal_state) {
-    in.call.shape(*dfinal_state, "dfinal_state", {p.batch, p.heads, p.dim, p.state}, "[batch, heads, dim, state]");
-    dfinal = wide(in.call, *dfinal_state, "dfinal_state");
+    in.call.shape(*dfinal_state, {p.batch, p.heads, p.dim, p.state}, "[batch, heads, dim, state]");
+    dfinal = wide(in.call, *dfinal_state);
   }
 
   const auto make = [&](std::initializer_list<int64_t> sizes) {

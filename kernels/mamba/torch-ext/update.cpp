@@ -18,32 +18,32 @@ struct Shapes {
   bool heads;
 
   // [batch, heads, dim] or [batch, dim]
-  update::Heads rows(const Tensor& t, const char* name, const update::Problem& p) const {
+  update::Heads rows(const Tensor& t, const update::Problem& p) const {
     if (!heads) {
-      call.shape(t, name, {p.batch, p.dim}, "[batch, channels]");
-      return {call.view(t, name, 0, 1, -1), 0};
+      call.shape(t, {p.batch, p.dim}, "[batch, channels]");
+      return {call.view(t, 0, 1, -1), 0};
     }
-    call.shape(t, name, {p.batch, p.heads, p.dim}, "[batch, heads, dim]");
-    return {call.view(t, name, 0, 2, -1), t.stride(1)};
+    call.shape(t, {p.batch, p.heads, p.dim}, "[batch, heads, dim]");
+    return {call.view(t, 0, 2, -1), t.stride(1)};
   }
   // [heads, dim] or [dim]
-  update::Heads numbers(const MaybeTensor& t, const char* name, const update::Problem& p) const {
+  update::Heads numbers(const MaybeTensor& t, const update::Problem& p) const {
     if (!t) return {};
     if (!heads) {
-      call.shape(*t, name, {p.dim}, "[channels]");
-      return {call.view(*t, name, -1, 0, -1), 0};
+      call.shape(*t, {p.dim}, "[channels]");
+      return {call.view(*t, -1, 0, -1), 0};
     }
-    call.shape(*t, name, {p.heads, p.dim}, "[heads, dim]");
-    return {call.view(*t, name, -1, 1, -1), t->stride(0)};
+    call.shape(*t, {p.heads, p.dim}, "[heads, dim]");
+    return {call.view(*t, -1, 1, -1), t->stride(0)};
   }
   // [batch, groups, states], or [batch, states] where that is one group
-  update::Heads coefficients(const Tensor& t, const char* name, const update::Problem& p) const {
+  update::Heads coefficients(const Tensor& t, const update::Problem& p) const {
     if (t.dim() == 2) {
-      call.shape(t, name, {p.batch, p.states}, "[batch, states]");
-      return {call.view(t, name, 0, 1, -1), 0};
+      call.shape(t, {p.batch, p.states}, "[batch, states]");
+      return {call.view(t, 0, 1, -1), 0};
     }
-    call.shape(t, name, {p.batch, p.groups, p.states}, "[batch, groups, states]");
-    return {call.view(t, name, 0, 2, -1), t.stride(1)};
+    call.shape(t, {p.batch, p.groups, p.states}, "[batch, groups, states]");
+    return {call.view(t, 0, 2, -1), t.stride(1)};
   }
 };
 
@@ -54,7 +54,7 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
                               const MaybeTensor& state_indices, bool dt_softplus) {
   const Call call{"selective_state_update", device_of(x)};
   const bool heads = state.dim() == 4;
-  call.dims(state, "state", heads ? 4 : 3, "[rows, channels, states] or [rows, heads, dim, states]");
+  call.dims(state, heads ? 4 : 3, "[rows, channels, states] or [rows, heads, dim, states]");
   const int last = heads ? 3 : 2;
   update::Problem p{};
   p.batch = x.dim() > 0 ? x.size(0) : 0;
@@ -70,25 +70,25 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   check(state_indices || state.size(0) == p.batch, call.op, ": expected a state of ", p.batch, " rows, as x has; got ",
         state.size(0), "; pass state_indices");
   const Shapes shapes{call, heads};
-  p.state = {call.view(state, "state", 0, last - 1, last), heads ? state.stride(1) : 0};
-  p.x = shapes.rows(x, "x", p);
-  p.dt = shapes.rows(dt, "dt", p);
-  if (z) p.z = shapes.rows(*z, "z", p);
+  p.state = {call.view(state, 0, last - 1, last), heads ? state.stride(1) : 0};
+  p.x = shapes.rows(x, p);
+  p.dt = shapes.rows(dt, p);
+  if (z) p.z = shapes.rows(*z, p);
   if (heads) {
-    call.shape(A, "A", {p.heads, p.dim, p.states}, "[heads, dim, states]");
-    p.a = {call.view(A, "A", -1, 1, 2), A.stride(0)};
+    call.shape(A, {p.heads, p.dim, p.states}, "[heads, dim, states]");
+    p.a = {call.view(A, -1, 1, 2), A.stride(0)};
   } else {
-    call.shape(A, "A", {p.dim, p.states}, "[channels, states]");
-    p.a = {call.view(A, "A", -1, 0, 1), 0};
+    call.shape(A, {p.dim, p.states}, "[channels, states]");
+    p.a = {call.view(A, -1, 0, 1), 0};
   }
-  p.b = shapes.coefficients(B, "B", p);
-  p.c = shapes.coefficients(C, "C", p);
-  p.d = shapes.numbers(D, "D", p);
-  p.dt_bias = shapes.numbers(dt_bias, "dt_bias", p);
+  p.b = shapes.coefficients(B, p);
+  p.c = shapes.coefficients(C, p);
+  p.d = shapes.numbers(D, p);
+  p.dt_bias = shapes.numbers(dt_bias, p);
   Tensor kept;
   p.indices = call.rows(state_indices, p.batch, state.size(0), kept);
   Tensor y = kernels::empty_like(x, p.x.view.type);
-  p.y = shapes.rows(y, "y", p);
+  p.y = shapes.rows(y, p);
   kernels::run_on(
       call.device, [&](auto stream) { cuda::state_update(p, stream); },
       [&] {

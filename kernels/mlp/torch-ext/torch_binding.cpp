@@ -16,10 +16,10 @@ const Table& table() {
   return chosen;
 }
 
-DType checked(const Tensor& gate, const Tensor& up, const char* op) {
-  kernels::check_same_shape(gate, up, op, "gate", "up");
-  const DType dtype = kernels::dtype_of(gate, op);
-  check(kernels::dtype_of(up, op) == dtype, op, ": expected up in gate's dtype; got another; cast one of them");
+DType checked(const Tensor& gate, const Tensor& up) {
+  kernels::check_same_shape(gate, up, "gate");
+  const DType dtype = kernels::dtype_of(gate);
+  kernels::check_same_dtype(up, dtype, "gate");
   return dtype;
 }
 
@@ -41,12 +41,11 @@ void run(const kernels::Device& device, GatedArgs a, bool flat) {
 
 bool flat(const Rows& r) { return r.stride == r.cols || r.rows == 1; }
 
-template <Name kOp, GatedAct kAct>
+template <GatedAct kAct>
 Tensor forward(const Tensor& gate, const Tensor& up) {
-  const char* op = kOp.text;
-  const DType dtype = checked(gate, up, op);
+  const DType dtype = checked(gate, up);
   const kernels::Device device = kernels::device_of(gate);
-  const Rows g = as_rows(gate, op, device), u = as_rows(up, op, device);
+  const Rows g = as_rows(gate, device), u = as_rows(up, device);
   Tensor y = kernels::empty_like(gate, dtype);
   run(device,
       {.dtype = dtype,
@@ -73,12 +72,12 @@ struct Gradients {
 
 // gradients(dtype): where they go, asked for after the checks.
 template <GatedAct kAct>
-void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Tensor& up, const auto& gradients) {
-  const DType dtype = checked(gate, up, op);
-  kernels::check_same_shape(gate, dy, op, "gate", "dy");
-  check(kernels::dtype_of(dy, op) == dtype, op, ": expected dy in gate's dtype; got another; cast it");
+void run_backward(const Tensor& dy, const Tensor& gate, const Tensor& up, const auto& gradients) {
+  const DType dtype = checked(gate, up);
+  kernels::check_same_shape(gate, dy, "gate");
+  kernels::check_same_dtype(dy, dtype, "gate");
   const kernels::Device device = kernels::device_of(gate);
-  const Rows d = as_rows(dy, op, device), g = as_rows(gate, op, device), u = as_rows(up, op, device);
+  const Rows d = as_rows(dy, device), g = as_rows(gate, device), u = as_rows(up, device);
   const Gradients out = gradients(dtype);
   run(device,
       {.dtype = dtype,
@@ -97,10 +96,10 @@ void run_backward(const char* op, const Tensor& dy, const Tensor& gate, const Te
       flat(d) && flat(g) && flat(u));
 }
 
-template <Name kOp, GatedAct kAct>
+template <GatedAct kAct>
 std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
   std::tuple<Tensor, Tensor> out;
-  run_backward<kAct>(kOp.text, dy, gate, up, [&](DType dtype) {
+  run_backward<kAct>(dy, gate, up, [&](DType dtype) {
     out = {kernels::empty_like(gate, dtype), kernels::empty_like(gate, dtype)};
     return Gradients{std::get<0>(out).data_ptr(), std::get<1>(out).data_ptr()};
   });
@@ -112,7 +111,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& dy, const Tensor& gate, const 
 template <Name kOp, GatedAct kAct, bool kAgain = false>
 void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
   const char* op = kOp.text;
-  run_backward<kAct>(op, dy, gate, up, [&](DType) {
+  run_backward<kAct>(dy, gate, up, [&](DType) {
     check(gate.is_contiguous() && up.is_contiguous(), op,
           ": expected contiguous gate and up, which become dgate and dup;", " got a strided ",
           gate.is_contiguous() ? "up" : "gate", "; call the op without _ at the end");
@@ -134,9 +133,8 @@ void backward_in_place(const Tensor& dy, const Tensor& gate, const Tensor& up) {
 template <Name kOp, GatedAct kAct, Name kBackward = kOp + "_bwd", Name kInPlace = kOp + "_bwd_",
           Name kAgain = kOp + "_bwd_again_">
 constexpr std::array kGated{
-    kernels::op<&forward<kOp, kAct>>(kOp.text, "(Tensor gate, Tensor up) -> Tensor"),
-    kernels::op<&backward<kBackward, kAct>>(kBackward.text,
-                                            "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"),
+    kernels::op<&forward<kAct>>(kOp.text, "(Tensor gate, Tensor up) -> Tensor"),
+    kernels::op<&backward<kAct>>(kBackward.text, "(Tensor dy, Tensor gate, Tensor up) -> (Tensor dgate, Tensor dup)"),
     kernels::op<&backward_in_place<kInPlace, kAct>>(kInPlace.text, "(Tensor dy, Tensor(a!) gate, Tensor(b!) up) -> ()"),
     kernels::op<&backward_in_place<kAgain, kAct, true>>(kAgain.text,
                                                         "(Tensor(a!) dy, Tensor(b!) gate, Tensor(c!) up) -> ()"),

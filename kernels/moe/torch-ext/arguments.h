@@ -10,6 +10,7 @@
 namespace moe {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::Rows;
 using kernels::shape_of;
@@ -45,18 +46,16 @@ inline Act act_of(const char* op, const std::string& name) {
 inline Tensor packed(const Tensor& t) { return t.is_contiguous() ? t : torch::stable::contiguous(t); }
 inline void* data_of(const MaybeTensor& t) { return t ? t->data_ptr() : nullptr; }
 
-inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DType dtype, const Device& device,
-                       const char* op, const char* name) {
-  kernels::check_device(t, device, op);
+inline void check_like(const Tensor& t, std::initializer_list<int64_t> sizes, DType dtype, const Device& device) {
+  kernels::check_device(t, device);
   bool same = t.dim() == int64_t(sizes.size());
   for (size_t d = 0; same && d < sizes.size(); ++d) same = t.size(int64_t(d)) == sizes.begin()[d];
   if (!same) {
     std::string wanted;
     for (const int64_t n : sizes) (wanted += wanted.empty() ? "" : ", ") += std::to_string(n);
-    check(false, op, ": expected ", name, " [", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
+    check_tensor(false, t, "[", wanted, "]; got ", shape_of(t), "; check the layer's sizes");
   }
-  check(int(t.scalar_type()) == kernels::torch_dtype(dtype), op, ": expected ", name, " in x's dtype; got ",
-        kernels::dtype_name(t), "; cast it");
+  kernels::check_same_dtype(t, dtype, "x");
 }
 
 // What every op is given.
@@ -82,22 +81,24 @@ struct Call {
        const MaybeTensor& up_bias, const Tensor& down, const MaybeTensor& down_bias, const Options& o, int64_t inner)
       : op(name),
         device(kernels::device_of(x_given)),
-        x(kernels::as_rows(x_given, name, device)),
+        x(kernels::as_rows(x_given, device)),
         index(packed(few_enough(name, index_given))),
         scores(packed(weights)),
         index64(index_given.scalar_type() == kernels::ScalarType::Long),
         w_up(up),
         w_down(down) {
-    check(x_given.dim() == 2, op, ": expected x [tokens, hidden]; got ", shape_of(x_given), "; flatten it");
+    check_tensor(x_given.dim() == 2, x_given, "[tokens, hidden]; got ", shape_of(x_given), "; flatten it");
     check_routing(index_given, weights);
     const Act act = act_of(op, o.activation);
     check(!o.interleaved || has_gate(act), op, ": expected interleaved for activations with a gate; got it for ",
           o.activation, "; pass false");
+    const DType dtype = kernels::dtype_of(x_given);
     const auto type = weights.scalar_type();
-    check(type == kernels::ScalarType::Float || type == x_given.scalar_type(), op,
-          ": expected weights in float32 or x's dtype; got ", kernels::dtype_name(type), "; cast them");
-    p = {.dtype = kernels::dtype_of(x_given, op),
-         .score_dtype = kernels::dtype_of(weights, op),
+    check_tensor(type == kernels::ScalarType::Float || type == x_given.scalar_type(), weights,
+                 "in float32 or x's dtype, ", kernels::dtype_name(x_given), "; got ", kernels::dtype_name(weights),
+                 "; cast it");
+    p = {.dtype = dtype,
+         .score_dtype = kernels::dtype_of(weights),
          .act = act,
          .alpha = float(o.alpha),
          .limit = float(o.limit),
@@ -112,16 +113,16 @@ struct Call {
     check(p.experts >= 1 && p.hidden >= 1 && p.inner >= 1, op,
           ": expected at least one expert, one number in and one inside; got w_up ", shape_of(up), " and w_down ",
           shape_of(down), "; check the layer's sizes");
-    b_up = checked_bias(up_bias, p.columns(), "b_up");
-    b_down = checked_bias(down_bias, p.hidden, "b_down");
+    b_up = checked_bias(up_bias, p.columns());
+    b_down = checked_bias(down_bias, p.hidden);
   }
 
   static void check_dimensions(const char* op, const Tensor& up, const Tensor& down) {
     check(up.dim() == 3 && down.dim() == 3, op, ": expected w_up and w_down of three dimensions, experts first; got ",
           shape_of(up), " and ", shape_of(down), "; stack the experts' weights");
   }
-  void check_up() const { check_weight(w_up, p.hidden, p.columns(), "w_up"); }  // as plain weights
-  void check_down() const { check_weight(w_down, p.inner, p.hidden, "w_down"); }
+  void check_up() const { check_weight(w_up, p.hidden, p.columns()); }  // as plain weights
+  void check_down() const { check_weight(w_down, p.inner, p.hidden); }
 
   Tensor new_tensor(std::initializer_list<int64_t> sizes) const { return kernels::empty(sizes, p.dtype, device); }
   Tensor new_like(const Tensor& t) const { return kernels::empty_like(t, p.dtype); }
@@ -140,28 +141,28 @@ struct Call {
   }
   void check_routing(const Tensor& indices, const Tensor& weights) const {
     const auto type = indices.scalar_type();
-    check(indices.dim() == 2 && indices.size(0) == x.rows, op, ": expected index [", x.rows, ", experts a token]; got ",
-          shape_of(indices));
-    check(type == kernels::ScalarType::Long || type == kernels::ScalarType::Int, op,
-          ": expected index as int64 or int32; got ", kernels::dtype_name(type), "; cast it");
-    check(weights.dim() == 2 && weights.size(0) == x.rows && weights.size(1) == indices.size(1), op,
-          ": expected weights in index's shape, ", shape_of(indices), "; got ", shape_of(weights));
-    kernels::check_device(indices, device, op);
-    kernels::check_device(weights, device, op);
+    check_tensor(indices.dim() == 2 && indices.size(0) == x.rows, indices, "[", x.rows, ", experts a token]; got ",
+                 shape_of(indices), "; flatten it as x");
+    check_tensor(type == kernels::ScalarType::Long || type == kernels::ScalarType::Int, indices,
+                 "as int64 or int32; got ", kernels::dtype_name(indices), "; cast it");
+    check_tensor(weights.dim() == 2 && weights.size(0) == x.rows && weights.size(1) == indices.size(1), weights,
+                 "in index's shape, ", shape_of(indices), "; got ", shape_of(weights), "; a number for each choice");
+    kernels::check_device(indices, device);
+    kernels::check_device(weights, device);
   }
   static int64_t inner_of(const char* op, const Tensor& up, const Tensor& down, bool transposed) {
     check_dimensions(op, up, down);
     return down.size(transposed ? 1 : 2);
   }
-  void check_weight(const Tensor& w, int64_t in, int64_t out, const char* name) const {
-    check_like(w, {p.experts, p.transposed ? in : out, p.transposed ? out : in}, p.dtype, device, op, name);
-    check(w.is_contiguous(), op, ": expected ", name,
-          " contiguous: experts' weights are read where they lie; got strides;",
-          " call contiguous() once, when the model is loaded");
+  void check_weight(const Tensor& w, int64_t in, int64_t out) const {
+    check_like(w, {p.experts, p.transposed ? in : out, p.transposed ? out : in}, p.dtype, device);
+    check_tensor(w.is_contiguous(), w,
+                 "contiguous: experts' weights are read where they lie; got strides; call contiguous() once, when the "
+                 "model is loaded");
   }
-  MaybeTensor checked_bias(const MaybeTensor& b, int64_t n, const char* name) const {
+  MaybeTensor checked_bias(const MaybeTensor& b, int64_t n) const {
     if (!b) return std::nullopt;
-    check_like(*b, {p.experts, n}, p.dtype, device, op, name);
+    check_like(*b, {p.experts, n}, p.dtype, device);
     return packed(*b);
   }
 };
@@ -203,19 +204,19 @@ struct Saved {
   Saved(const Call& c, const Tensor& dy_given, const Tensor& h_given, const Tensor& order_given,
         const Tensor& slots_given, const Tensor& offsets_given)
       : h(packed(h_given)),
-        sorted{checked(c, order_given, c.p.assignments(), "order"), checked(c, slots_given, c.p.assignments(), "slots"),
-               checked(c, offsets_given, c.p.experts + 1, "offsets")},
-        dy(kernels::as_rows(dy_given, c.op, c.device)) {
-    check_like(dy_given, {c.p.tokens, c.p.hidden}, c.p.dtype, c.device, c.op, "dy");
-    check_like(h_given, {c.p.assignments(), c.p.columns()}, c.p.dtype, c.device, c.op, "h");
+        sorted{checked(c, order_given, c.p.assignments()), checked(c, slots_given, c.p.assignments()),
+               checked(c, offsets_given, c.p.experts + 1)},
+        dy(kernels::as_rows(dy_given, c.device)) {
+    check_like(dy_given, {c.p.tokens, c.p.hidden}, c.p.dtype, c.device);
+    check_like(h_given, {c.p.assignments(), c.p.columns()}, c.p.dtype, c.device);
   }
 
  private:
-  static Tensor checked(const Call& c, const Tensor& t, int64_t count, const char* name) {
-    kernels::check_device(t, c.device, c.op);
-    check(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, c.op, ": expected ", name,
-          " [", count, "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in ", kernels::dtype_name(t),
-          "; pass what it gave");
+  static Tensor checked(const Call& c, const Tensor& t, int64_t count) {
+    kernels::check_device(t, c.device);
+    check_tensor(t.scalar_type() == kernels::ScalarType::Int && t.dim() == 1 && t.size(0) == count, t, "[", count,
+                 "] as int32, as moe_experts_train gave it; got ", shape_of(t), " in ", kernels::dtype_name(t),
+                 "; pass what it gave");
     return packed(t);
   }
 };

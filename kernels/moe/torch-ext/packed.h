@@ -33,25 +33,25 @@ inline Packing packing_of(const char* op, const std::string& format) {
 }
 
 // The weights in a row of `bytes` bytes.
-inline int64_t columns_of(const char* op, const Tensor& data, Packing packing, const char* name) {
+inline int64_t columns_of(const Tensor& data, Packing packing) {
   const int64_t block = kernels::packed_bytes(packing), bytes = data.size(2);
-  check(bytes % block == 0, op, ": expected ", name, " in rows of whole blocks of ", block, " bytes; got rows of ",
-        bytes, "; check the layer's sizes and its format");
+  check_tensor(bytes % block == 0, data, "in rows of whole blocks of ", block, " bytes; got rows of ", bytes,
+               "; check the layer's sizes and its format");
   return bytes / block * kernels::packed_block(packing);
 }
 
-inline void check_packed(const Call& c, const Matrix& m, const char* name) {
+inline void check_packed(const Call& c, const Matrix& m) {
   if (m.plain()) return;
-  kernels::check_device(m.data, c.device, c.op);
-  check(m.data.scalar_type() == kernels::ScalarType::Byte && m.data.size(0) == c.p.experts && m.data.size(1) == m.out &&
-            m.in % kernels::packed_block(m.packing) == 0 && m.data.size(2) == m.row_bytes(),
-        c.op, ": expected ", name, " [", c.p.experts, ", ", m.out, ", ", m.row_bytes(), "] in uint8, rows of ", m.in,
-        " weights in blocks of ", kernels::packed_block(m.packing), "; got ", shape_of(m.data), " in ",
-        kernels::dtype_name(m.data), "; check the layer's sizes, or dequantise the weight");
-  check(m.data.is_contiguous(), c.op, ": expected ", name,
-        " contiguous: experts' weights are read in their own memory; got strides; call contiguous() once, when the "
-        "model is "
-        "loaded");
+  kernels::check_device(m.data, c.device);
+  check_tensor(m.data.scalar_type() == kernels::ScalarType::Byte && m.data.size(0) == c.p.experts &&
+                   m.data.size(1) == m.out && m.in % kernels::packed_block(m.packing) == 0 &&
+                   m.data.size(2) == m.row_bytes(),
+               m.data, "[", c.p.experts, ", ", m.out, ", ", m.row_bytes(), "] in uint8, rows of ", m.in,
+               " weights in blocks of ", kernels::packed_block(m.packing), "; got ", shape_of(m.data), " in ",
+               kernels::dtype_name(m.data), "; check the layer's sizes, or dequantise the weight");
+  check_tensor(m.data.is_contiguous(), m.data,
+               "contiguous: experts' weights are read in their own memory; got strides; call contiguous() once, when "
+               "the model is loaded");
 }
 
 // The products of some experts' rows with one projection.

@@ -34,10 +34,10 @@ Tensor moe_experts_packed(const Tensor& x, const Tensor& index, const Tensor& we
   const bool plain = down == kernels::Packing::kNone;
   const Call c(kOp, x, index, weights, w_up, b_up, w_down, b_down,
                {activation, alpha, limit, interleaved, transposed, scale_input},
-               plain ? w_down.size(transposed ? 1 : 2) : cpu::columns_of(kOp, w_down, down, "w_down"));
+               plain ? w_down.size(transposed ? 1 : 2) : cpu::columns_of(w_down, down));
   const cpu::Matrix first{w_up, up, c.p.columns(), c.p.hidden}, second{w_down, down, c.p.hidden, c.p.inner};
-  first.plain() ? c.check_up() : cpu::check_packed(c, first, "w_up");
-  second.plain() ? c.check_down() : cpu::check_packed(c, second, "w_down");
+  first.plain() ? c.check_up() : cpu::check_packed(c, first);
+  second.plain() ? c.check_down() : cpu::check_packed(c, second);
   return cpu::packed_forward(c, first, second);
 }
 

@@ -11,6 +11,7 @@
 namespace norms {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::dtype_of;
@@ -46,15 +47,15 @@ inline bool same_strides(const Tensor& a, const Tensor& b) {
 
 class GroupNorm {
  public:
-  GroupNorm(const char* op, const Tensor& x, const OptTensor& weight, int64_t groups) : op_(op) {
-    check(x.dim() >= 3, op, ": expected x [samples, channels, ...] of three dimensions or more; got ",
-          kernels::shape_of(x), "; reshape it");
+  GroupNorm(const char* op, const Tensor& x, const OptTensor& weight, int64_t groups) {
+    check_tensor(x.dim() >= 3, x, "[samples, channels, ...] of three dimensions or more; got ", kernels::shape_of(x),
+                 "; reshape it");
     const int64_t channels = x.size(1);
     check(groups > 0 && channels % groups == 0, op, ": expected channels that ", groups, " groups divide; got ",
           channels, "; change one of them");
     check(!device_of(x).is_cpu(), op, ": expected x on a GPU; got it on the CPU; call torch's group_norm");
-    shape_ = {.dtype = dtype_of(x, op),
-              .weight_dtype = weight ? dtype_of(*weight, op) : DType::kFloat32,
+    shape_ = {.dtype = dtype_of(x),
+              .weight_dtype = weight ? dtype_of(*weight) : DType::kFloat32,
               .samples = x.size(0),
               .groups = groups,
               .channels = channels / groups,
@@ -70,28 +71,26 @@ class GroupNorm {
   const Tensor& x() const { return x_; }
   Tensor empty() const { return empty_as(x_, shape_.dtype); }
   // t in x's layout, at whole vectors.
-  Tensor like_x(const Tensor& t, const char* name) const {
-    kernels::check_device(t, device_of(x_), op_);
-    kernels::check_same_shape(x_, t, op_, "x", name);
-    check(dtype_of(t, op_) == shape_.dtype, op_, ": expected ", name, " in x's dtype; got another; cast it");
+  Tensor like_x(const Tensor& t) const {
+    kernels::check_device(t, device_of(x_));
+    kernels::check_same_shape(x_, t, "x");
+    kernels::check_same_dtype(t, shape_.dtype, "x");
     if (same_strides(x_, t) && reinterpret_cast<uintptr_t>(t.data_ptr()) % kernels::kVectorBytes == 0) return t;
     Tensor copy = empty();
     torch::stable::copy_(copy, t);
     return copy;
   }
-  const void* parameter(const OptTensor& t, const char* name) const {
+  const void* parameter(const OptTensor& t) const {
     if (!t) return nullptr;
-    kernels::check_device(*t, device_of(x_), op_);
-    check(t->dim() == 1 && t->size(0) == shape_.all_channels() && t->is_contiguous() &&
-              dtype_of(*t, op_) == shape_.weight_dtype,
-          op_, ": expected ", name, " [", shape_.all_channels(), "] in the dtype of weight; got ",
-          kernels::shape_of(*t), "; pass one number a channel");
+    kernels::check_device(*t, device_of(x_));
+    kernels::check_same_dtype(*t, shape_.weight_dtype, "weight");
+    check_tensor(t->dim() == 1 && t->size(0) == shape_.all_channels() && t->is_contiguous(), *t, "[",
+                 shape_.all_channels(), "], contiguous; got ", kernels::shape_of(*t), "; pass one number a channel");
     return t->data_ptr();
   }
   Tensor statistics() const { return kernels::empty({shape_.samples, shape_.groups}, DType::kFloat32, device_of(x_)); }
 
  private:
-  const char* op_;
   cuda::GroupShape shape_;
   Tensor x_;
 };
@@ -118,8 +117,8 @@ inline std::tuple<Tensor, Tensor, Tensor> group_norm_forward(const char* op, con
         cuda::group_norm_forward({.shape = norm.shape(),
                                   .y = y.data_ptr(),
                                   .x = norm.x().data_ptr(),
-                                  .weight = norm.parameter(weight, "weight"),
-                                  .bias = norm.parameter(bias, "bias"),
+                                  .weight = norm.parameter(weight),
+                                  .bias = norm.parameter(bias),
                                   .mean = training ? static_cast<float*>(mean.data_ptr()) : nullptr,
                                   .rstd = training ? static_cast<float*>(rstd.data_ptr()) : nullptr,
                                   .eps = static_cast<float>(eps)},
@@ -144,12 +143,12 @@ inline std::tuple<Tensor, Tensor, Tensor> group_norm_bwd(const Tensor& dy, const
   const cuda::GroupShape& shape = norm.shape();
   const Device device = device_of(x);
   for (const Tensor* t : {&mean, &rstd}) {
-    kernels::check_device(*t, device, op);
-    check(t->is_contiguous() && t->numel() == shape.rows() && t->scalar_type() == kernels::ScalarType::Float, op,
-          ": expected mean and rstd [", shape.samples, ", ", shape.groups, "] as float32; got ", kernels::shape_of(*t),
-          "; pass what group_norm_fwd returned");
+    kernels::check_device(*t, device);
+    check_tensor(t->is_contiguous() && t->numel() == shape.rows() && t->scalar_type() == kernels::ScalarType::Float, *t,
+                 "[", shape.samples, ", ", shape.groups, "] as float32; got ", kernels::shape_of(*t), " of ",
+                 kernels::dtype_name(*t), "; pass what group_norm_fwd returned");
   }
-  const Tensor gradient = norm.like_x(dy, "dy");
+  const Tensor gradient = norm.like_x(dy);
   Tensor dx = norm.empty(), dweight = kernels::empty({shape.all_channels()}, shape.weight_dtype, device),
          dbias = kernels::empty({shape.all_channels()}, shape.weight_dtype, device);
   kernels::run_on(
@@ -165,7 +164,7 @@ inline std::tuple<Tensor, Tensor, Tensor> group_norm_bwd(const Tensor& dy, const
                                    .partial = static_cast<float*>(partial.data_ptr()),
                                    .dy = gradient.data_ptr(),
                                    .x = norm.x().data_ptr(),
-                                   .weight = norm.parameter(weight, "weight"),
+                                   .weight = norm.parameter(weight),
                                    .mean = static_cast<const float*>(mean.data_ptr()),
                                    .rstd = static_cast<const float*>(rstd.data_ptr())},
                                   parts, dweight.data_ptr(), dbias.data_ptr(), stream);

@@ -15,6 +15,7 @@ namespace {
 using kernels::as_rows;
 using kernels::check;
 using kernels::check_same_shape;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::DType;
@@ -51,13 +52,13 @@ class Weight {
     DType before, after;  // of weight when read, of weight + offset
     float offset;
   };
-  Weight(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what)
-      : Weight(weight, x, device, op, what, {dtype_of(weight, op), DType::kFloat32, 0.f}) {}
-  Weight(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what, const Types& t)
-      : rows_(checked(weight, x, device, op, what)),
+  Weight(const Tensor& weight, const Rows& x, const Device& device)
+      : Weight(weight, x, device, {dtype_of(weight), DType::kFloat32, 0.f}) {}
+  Weight(const Tensor& weight, const Rows& x, const Device& device, const Types& t)
+      : rows_(checked(weight, x, device)),
         scale_{.scale = nullptr,
                .weight = rows_.data,
-               .weight_dtype = dtype_of(weight, op),
+               .weight_dtype = dtype_of(weight),
                .before = t.before,
                .after = t.after,
                .offset = t.offset} {
@@ -75,10 +76,10 @@ class Weight {
   const norms::Scale& scale() const { return scale_; }  // on a GPU
 
  private:
-  static Rows checked(const Tensor& weight, const Rows& x, const Device& device, const char* op, const char* what) {
-    check(weight.dim() == 1 && weight.size(0) == x.cols, op, ": expected ", what, " [", x.cols, "]; got ",
-          kernels::shape_of(weight), "; its size is that of x's last dimension");
-    return as_rows(weight, what, device);
+  static Rows checked(const Tensor& weight, const Rows& x, const Device& device) {
+    check_tensor(weight.dim() == 1 && weight.size(0) == x.cols, weight, "[", x.cols, "]; got ",
+                 kernels::shape_of(weight), "; its size is that of x's last dimension");
+    return as_rows(weight, device);
   }
   Rows rows_;
   norms::Scale scale_;
@@ -92,21 +93,20 @@ struct RmsNormOutputs {
   std::optional<Tensor> h, rstd;
 };
 
-RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* residual, const Tensor& weight,
-                                double eps, double offset, const std::string& casting_name,
-                                std::optional<Tensor> rstd) {
-  const DType dtype = dtype_of(x, op);
+RmsNormOutputs rms_norm_forward(const Tensor& x, const Tensor* residual, const Tensor& weight, double eps,
+                                double offset, const std::string& casting_name, std::optional<Tensor> rstd) {
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  const Rows in = as_rows(x, op, device);
-  const Casting casting = casting_of(casting_name, dtype, dtype_of(weight, op));
-  const Weight scale(weight, in, device, op, "weight", {casting.before, casting.after, float(offset)});
+  const Rows in = as_rows(x, device);
+  const Casting casting = casting_of(casting_name, dtype, dtype_of(weight));
+  const Weight scale(weight, in, device, {casting.before, casting.after, float(offset)});
   norms::RmsNormForward args{};
   std::optional<Rows> add;
   RmsNormOutputs out{.y = kernels::empty_like(x, casting.y), .h = std::nullopt, .rstd = std::move(rstd)};
   if (residual != nullptr) {
-    check_same_shape(x, *residual, op, "x", "residual");
-    check(dtype_of(*residual, op) == dtype, op, ": expected residual in x's dtype; got another; cast one of them");
-    add = as_rows(*residual, op, device);
+    check_same_shape(x, *residual, "x");
+    kernels::check_same_dtype(*residual, dtype, "x");
+    add = as_rows(*residual, device);
     out.h = kernels::empty_like(x, dtype);
     args.h = out.h->data_ptr();
     args.residual = add->data;
@@ -132,35 +132,31 @@ RmsNormOutputs rms_norm_forward(const char* op, const Tensor& x, const Tensor* r
   return out;
 }
 
-int64_t rows_of(const Tensor& x, const char* op) {
-  check(x.dim() >= 1, op, ": expected at least one dimension; got a scalar; unsqueeze it");
+int64_t rows_of(const Tensor& x) {
+  check_tensor(x.dim() >= 1, x, "of at least one dimension; got a scalar; unsqueeze it");
   int64_t rows = 1;
   for (int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
   return rows;
 }
 
-Tensor new_statistics(const Tensor& x, const char* op) {
-  return kernels::empty({rows_of(x, op)}, DType::kFloat32, device_of(x));
-}
+Tensor new_statistics(const Tensor& x) { return kernels::empty({rows_of(x)}, DType::kFloat32, device_of(x)); }
 
 Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps, double offset, std::string casting) {
-  return rms_norm_forward("rms_norm", x, nullptr, weight, eps, offset, casting, std::nullopt).y;
+  return rms_norm_forward(x, nullptr, weight, eps, offset, casting, std::nullopt).y;
 }
 std::tuple<Tensor, Tensor> rms_norm_fwd(const Tensor& x, const Tensor& weight, double eps, double offset,
                                         std::string casting) {
-  constexpr auto kOp = "rms_norm_fwd";
-  auto out = rms_norm_forward(kOp, x, nullptr, weight, eps, offset, casting, new_statistics(x, kOp));
+  auto out = rms_norm_forward(x, nullptr, weight, eps, offset, casting, new_statistics(x));
   return {std::move(out.y), std::move(*out.rstd)};
 }
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const Tensor& weight, double eps,
                                         double offset, std::string casting) {
-  auto out = rms_norm_forward("add_rms_norm", x, &residual, weight, eps, offset, casting, std::nullopt);
+  auto out = rms_norm_forward(x, &residual, weight, eps, offset, casting, std::nullopt);
   return {std::move(out.y), std::move(*out.h)};
 }
 std::tuple<Tensor, Tensor, Tensor> add_rms_norm_fwd(const Tensor& x, const Tensor& residual, const Tensor& weight,
                                                     double eps, double offset, std::string casting) {
-  constexpr auto kOp = "add_rms_norm_fwd";
-  auto out = rms_norm_forward(kOp, x, &residual, weight, eps, offset, casting, new_statistics(x, kOp));
+  auto out = rms_norm_forward(x, &residual, weight, eps, offset, casting, new_statistics(x));
   return {std::move(out.y), std::move(*out.h), std::move(*out.rstd)};
 }
 
@@ -205,33 +201,35 @@ class Partial {
   Tensor memory_;
 };
 
-const float* statistics(const Tensor& t, int64_t rows, const Device& device, const char* op, const char* what) {
-  kernels::check_device(t, device, what);
-  check(t.scalar_type() == torch::headeronly::ScalarType::Float && t.numel() == rows && t.is_contiguous(), op,
-        ": expected ", what, " contiguous float32 [", rows, "]; got ", kernels::shape_of(t),
-        "; pass what the forward op returned");
+const float* statistics(const Tensor& t, int64_t rows, const Device& device) {
+  kernels::check_device(t, device);
+  check_tensor(t.scalar_type() == torch::headeronly::ScalarType::Float && t.numel() == rows && t.is_contiguous(), t,
+               "as contiguous float32 [", rows, "]; got ", kernels::shape_of(t), " of ", kernels::dtype_name(t),
+               "; pass what the forward op returned");
   return static_cast<const float*>(t.data_ptr());
 }
 
-std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, const Tensor* dh, const Tensor& x,
-                                             const Tensor& weight, const Tensor& rstd, double offset,
-                                             const std::string& casting_name) {
-  const DType dtype = dtype_of(x, op), weight_dtype = dtype_of(weight, op);
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& dy, const Tensor* dh, const Tensor& x, const Tensor& weight,
+                                             const Tensor& rstd, double offset, const std::string& casting_name) {
+  const DType dtype = dtype_of(x), weight_dtype = dtype_of(weight);
   const Device device = device_of(x);
-  const Rows in = as_rows(x, op, device);
-  check_same_shape(x, dy, op, "x", "dy");
+  const Rows in = as_rows(x, device);
+  const char* of = dh != nullptr ? "h" : "x";
+  check_same_shape(x, dy, of);
   const Casting casting = casting_of(casting_name, dtype, weight_dtype);
-  check(dtype_of(dy, op) == casting.y, op, ": expected dy in the dtype of y; got another; cast it");
-  const Rows grad = as_rows(dy, op, device);
-  const Weight scale(weight, in, device, op, "weight", {casting.before, casting.after, float(offset)});
+  check_tensor(dtype_of(dy) == casting.y, dy, "in the dtype of y, ", kernels::dtype_name(casting.y), ", of ", of,
+               " in ", kernels::dtype_name(x), " and weight in ", kernels::dtype_name(weight), "; got ",
+               kernels::dtype_name(dy), "; cast it");
+  const Rows grad = as_rows(dy, device);
+  const Weight scale(weight, in, device, {casting.before, casting.after, float(offset)});
   const Partial partial(in, dtype, device, 1);
   Tensor dx = kernels::empty_like(x, dtype);
   norms::RmsNormBackward args{};
   std::optional<Rows> add;
   if (dh != nullptr) {
-    check_same_shape(x, *dh, op, "h", "dh");
-    check(dtype_of(*dh, op) == dtype, op, ": expected dh in h's dtype; got another; cast it");
-    add = as_rows(*dh, op, device);
+    check_same_shape(x, *dh, "h");
+    kernels::check_same_dtype(*dh, dtype, "h");
+    add = as_rows(*dh, device);
     args.dh = add->data;
     args.dh_stride = add->stride;
   }
@@ -240,7 +238,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, c
   args.dy = grad.data;
   args.x = in.data;
   args.scale = scale.data();
-  args.rstd = statistics(rstd, in.rows, device, op, "rstd");
+  args.rstd = statistics(rstd, in.rows, device);
   args.rows = in.rows;
   args.cols = in.cols;
   args.chunk = partial.chunks().rows;
@@ -262,11 +260,11 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const char* op, const Tensor& dy, c
 
 std::tuple<Tensor, Tensor> rms_norm_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd,
                                         double offset, std::string casting) {
-  return rms_norm_backward("rms_norm_bwd", dy, nullptr, x, weight, rstd, offset, casting);
+  return rms_norm_backward(dy, nullptr, x, weight, rstd, offset, casting);
 }
 std::tuple<Tensor, Tensor> add_rms_norm_bwd(const Tensor& dy, const Tensor& dh, const Tensor& h, const Tensor& weight,
                                             const Tensor& rstd, double offset, std::string casting) {
-  return rms_norm_backward("add_rms_norm_bwd", dy, &dh, h, weight, rstd, offset, casting);
+  return rms_norm_backward(dy, &dh, h, weight, rstd, offset, casting);
 }
 
 // ---- LayerNorm
@@ -275,19 +273,19 @@ struct LayerNormOutputs {
   std::optional<Tensor> mean, rstd;
 };
 
-LayerNormOutputs layer_norm_forward(const char* op, const Tensor& x, const Tensor& weight,
-                                    const std::optional<Tensor>& bias, double eps, bool save) {
-  const DType dtype = dtype_of(x, op);
+LayerNormOutputs layer_norm_forward(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                                    double eps, bool save) {
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  const Rows in = as_rows(x, op, device);
-  const Weight scale(weight, in, device, op, "weight");
+  const Rows in = as_rows(x, device);
+  const Weight scale(weight, in, device);
   std::optional<Weight> shift;
-  if (bias.has_value()) shift.emplace(*bias, in, device, op, "bias");
+  if (bias.has_value()) shift.emplace(*bias, in, device);
   LayerNormOutputs out{.y = kernels::empty_like(x, dtype), .mean = std::nullopt, .rstd = std::nullopt};
   norms::LayerNormForward args{};
   if (save) {
-    out.mean = new_statistics(x, op);
-    out.rstd = new_statistics(x, op);
+    out.mean = new_statistics(x);
+    out.rstd = new_statistics(x);
     args.mean = static_cast<float*>(out.mean->data_ptr());
     args.rstd = static_cast<float*>(out.rstd->data_ptr());
   }
@@ -314,24 +312,23 @@ LayerNormOutputs layer_norm_forward(const char* op, const Tensor& x, const Tenso
 }
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, std::optional<Tensor> bias, double eps) {
-  return layer_norm_forward("layer_norm", x, weight, bias, eps, false).y;
+  return layer_norm_forward(x, weight, bias, eps, false).y;
 }
 std::tuple<Tensor, Tensor, Tensor> layer_norm_fwd(const Tensor& x, const Tensor& weight, std::optional<Tensor> bias,
                                                   double eps) {
-  auto out = layer_norm_forward("layer_norm_fwd", x, weight, bias, eps, true);
+  auto out = layer_norm_forward(x, weight, bias, eps, true);
   return {std::move(out.y), std::move(*out.mean), std::move(*out.rstd)};
 }
 
 std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor& x, const Tensor& weight,
                                                   const Tensor& mean, const Tensor& rstd) {
-  constexpr auto kOp = "layer_norm_bwd";
-  const DType dtype = dtype_of(x, kOp), weight_dtype = dtype_of(weight, kOp);
+  const DType dtype = dtype_of(x), weight_dtype = dtype_of(weight);
   const Device device = device_of(x);
-  const Rows in = as_rows(x, kOp, device);
-  check_same_shape(x, dy, kOp, "x", "dy");
-  check(dtype_of(dy, kOp) == dtype, kOp, ": expected dy in x's dtype; got another; cast it");
-  const Rows grad = as_rows(dy, kOp, device);
-  const Weight scale(weight, in, device, kOp, "weight");
+  const Rows in = as_rows(x, device);
+  check_same_shape(x, dy, "x");
+  kernels::check_same_dtype(dy, dtype, "x");
+  const Rows grad = as_rows(dy, device);
+  const Weight scale(weight, in, device);
   const Partial partial(in, dtype, device, 2);
   Tensor dx = kernels::empty_like(x, dtype);
   const norms::LayerNormBackward args{.dx = dx.data_ptr(),
@@ -340,8 +337,8 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_bwd(const Tensor& dy, const Tensor
                                       .dy = grad.data,
                                       .x = in.data,
                                       .weight = scale.data(),
-                                      .mean = statistics(mean, in.rows, device, kOp, "mean"),
-                                      .rstd = statistics(rstd, in.rows, device, kOp, "rstd"),
+                                      .mean = statistics(mean, in.rows, device),
+                                      .rstd = statistics(rstd, in.rows, device),
                                       .rows = in.rows,
                                       .cols = in.cols,
                                       .chunk = partial.chunks().rows,

@@ -281,15 +281,16 @@ TEST(AdamW, RefusesWhatItCannotDo) {
   };
   refused([](Lists& l) { l.gradients.pop_back(); }, {"as many gradients as parameters, 2", "got 1"});
   refused([](Lists& l) { l.averages[1] = l.averages[0]; }, {"averages[1]", "9 elements", "got [8]"});
-  refused([](Lists& l) { l.gradients[1] = l.gradients[1].to(at::kHalf); }, {"gradients of one dtype, float32"});
+  refused([](Lists& l) { l.gradients[1] = l.gradients[1].to(at::kHalf); },
+          {"gradients[1] in the dtype of the list's first, float32; got float16"});
   refused([](Lists& l) { l.parameters[0] = zeros({8, 2}).select(1, 0); }, {"contiguous", "parameters[0]"});
   refused([](Lists& l) { l.masters = l.parameters; }, {"masters"});
-  refused([](Lists& l) { l.steps[0] = l.steps[0].to(at::kDouble); }, {"each of steps as one float32", "float64"});
+  refused([](Lists& l) { l.steps[0] = l.steps[0].to(at::kDouble); }, {"steps[0] as one float32", "float64"});
   refused(
       [](Lists& l) {
         for (auto& m : l.averages) m = m.to(at::kHalf);
       },
-      {"average_squares in the dtype of averages"});
+      {"average_squares[0] in the dtype of averages"});
   refused(
       [](Lists& l) {
         for (auto* list : {&l.averages, &l.average_squares})

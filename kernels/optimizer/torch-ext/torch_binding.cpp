@@ -11,6 +11,7 @@ namespace optimizer {
 namespace {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::dtype_of;
@@ -30,21 +31,20 @@ void check_list(const Tensors& list, const char* name, const Tensors& parameters
   check(list.size() == parameters.size(), kOp, ": expected as many ", name, " as parameters, ", parameters.size(),
         "; got ", list.size(), "; pass the lists in one order");
   for (size_t i = 0; i < list.size(); ++i) {
-    kernels::check_device(list[i], device, kOp);
-    check(list[i].numel() == parameters[i].numel(), kOp, ": expected ", name, "[", i, "] with the ",
-          parameters[i].numel(), " elements of its parameter; got ", kernels::shape_of(list[i]));
-    check(list[i].scalar_type() == list[0].scalar_type(), kOp, ": expected ", name, " of one dtype, ",
-          kernels::dtype_name(list[0]), "; got ", kernels::dtype_name(list[i]), " at ", i,
-          "; call the op for each dtype");
-    check(list[i].is_contiguous(), kOp, ": expected contiguous tensors; got ", name, "[", i,
-          "] with gaps or in another order; make it contiguous before");
+    kernels::check_device(list[i], device);
+    check_tensor(list[i].numel() == parameters[i].numel(), list[i], "with the ", parameters[i].numel(),
+                 " elements of its parameter; got ", kernels::shape_of(list[i]), "; make it as the parameter is");
+    check_tensor(list[i].scalar_type() == list[0].scalar_type(), list[i], "in the dtype of the list's first, ",
+                 kernels::dtype_name(list[0]), "; got ", kernels::dtype_name(list[i]), "; call the op for each dtype");
+    check_tensor(list[i].is_contiguous(), list[i],
+                 "contiguous; got it with gaps or in another order; make it contiguous before");
   }
 }
 
-void check_scalar(const Tensor& t, const char* name, const Device& device) {
-  kernels::check_device(t, device, kOp);
-  check(t.numel() == 1 && t.scalar_type() == kernels::ScalarType::Float, kOp, ": expected ", name,
-        " as one float32; got ", kernels::shape_of(t), " of ", kernels::dtype_name(t));
+void check_scalar(const Tensor& t, const Device& device) {
+  kernels::check_device(t, device);
+  check_tensor(t.numel() == 1 && t.scalar_type() == kernels::ScalarType::Float, t, "as one float32; got ",
+               kernels::shape_of(t), " of ", kernels::dtype_name(t), "; make it so");
 }
 
 // The types that with_forms() has.
@@ -52,14 +52,15 @@ void check_forms(const Update& u) {
   const bool wide = u.dtype == DType::kFloat32, wide_state = u.state == DType::kFloat32;
   const bool needs_master = !wide && (wide_state || (u.has_master && u.state == DType::kBFloat16));
   const bool known = u.state == u.dtype || wide_state || (wide && u.state == DType::kBFloat16);
-  check(known, kOp,
-        ": expected averages in the parameters' dtype or float32, or bfloat16 beside float32; got another;"
-        " cast the states");
+  check(known, kOp, ": expected averages in the parameters' dtype or float32, or bfloat16 beside float32; got ",
+        kernels::dtype_name(u.state), " beside ", kernels::dtype_name(u.dtype), "; cast the states");
   check(u.has_master == needs_master, kOp, ": expected masters ", needs_master ? "of" : "for none but",
         " parameters of 16 bits whose averages are float32, or bfloat16 where both are; got ",
-        u.has_master ? "masters" : "none");
+        u.has_master ? "masters" : "none", " of parameters in ", kernels::dtype_name(u.dtype), " and averages in ",
+        kernels::dtype_name(u.state), "; make them in float32, or pass an empty list");
   check(!u.stochastic || u.state == DType::kBFloat16, kOp,
-        ": expected bfloat16 averages with a seed, which rounds them stochastically; got another dtype");
+        ": expected bfloat16 averages with a seed, which rounds them stochastically; got averages in ",
+        kernels::dtype_name(u.state), "; cast them, or pass no seed");
 }
 
 struct Lists {
@@ -110,21 +111,22 @@ void check_lists(const Lists& lists, const Device& device) {
   if (!lists.masters.empty()) check_list(lists.masters, "masters", lists.parameters, device);
   check(lists.steps.size() == lists.parameters.size(), kOp, ": expected as many steps as parameters, ",
         lists.parameters.size(), "; got ", lists.steps.size());
-  for (const Tensor& step : lists.steps) check_scalar(step, "each of steps", device);
-  const auto same = [](const Tensor& a, const char* name, const Tensor& b, const char* other) {
-    check(a.scalar_type() == b.scalar_type(), kOp, ": expected ", name, " in the dtype of ", other, ", ",
-          kernels::dtype_name(b), "; got ", kernels::dtype_name(a), "; cast them");
+  for (const Tensor& step : lists.steps) check_scalar(step, device);
+  dtype_of(lists.parameters[0]), dtype_of(lists.averages[0]);
+  const auto same = [](const Tensor& a, const Tensor& b, const char* other) {
+    check_tensor(a.scalar_type() == b.scalar_type(), a, "in the dtype of ", other, ", ", kernels::dtype_name(b),
+                 "; got ", kernels::dtype_name(a), "; cast them");
   };
-  same(lists.gradients[0], "gradients", lists.parameters[0], "parameters");
-  same(lists.average_squares[0], "average_squares", lists.averages[0], "averages");
-  if (!lists.masters.empty()) same(lists.masters[0], "masters", lists.steps[0], "steps");
+  same(lists.gradients[0], lists.parameters[0], "parameters");
+  same(lists.average_squares[0], lists.averages[0], "averages");
+  if (!lists.masters.empty()) kernels::check_dtype(lists.masters[0], kernels::ScalarType::Float);
 }
 
 void adamw(const Tensor& scale, Tensors parameters, Tensors gradients, Tensors averages, Tensors average_squares,
            Tensors masters, Tensors steps, double learning_rate, double beta1, double beta2, double eps,
            double weight_decay, std::optional<int64_t> seed) {
   const Device device = device_of(scale);
-  check_scalar(scale, "scale", device);
+  check_scalar(scale, device);
   if (parameters.empty()) return;
   const Lists lists{.parameters = std::move(parameters),
                     .gradients = std::move(gradients),
@@ -133,8 +135,8 @@ void adamw(const Tensor& scale, Tensors parameters, Tensors gradients, Tensors a
                     .masters = std::move(masters),
                     .steps = std::move(steps)};
   check_lists(lists, device);
-  const Update u{.dtype = dtype_of(lists.parameters[0], kOp),
-                 .state = dtype_of(lists.averages[0], kOp),
+  const Update u{.dtype = dtype_of(lists.parameters[0]),
+                 .state = dtype_of(lists.averages[0]),
                  .has_master = !lists.masters.empty(),
                  .stochastic = seed.has_value(),
                  .seed = uint64_t(seed.value_or(0)),

@@ -274,7 +274,7 @@ TEST(Probability, RefusesWhatItCannotDo) {
     return [=] { package().call("jsd", a, b, l, -100, beta); };
   };
   expect_refusal(jsd_of(x, x.narrow(1, 0, 7), {}, 0.5), {"target in the shape of x, [3, 8]", "got [3, 7]"});
-  expect_refusal(jsd_of(x, x.to(at::kHalf), {}, 0.5), {"target in the dtype of x"});
+  expect_refusal(jsd_of(x, x.to(at::kHalf), {}, 0.5), {"target in x's dtype, float32; got float16"});
   expect_refusal(jsd_of(x, x, labels.narrow(0, 0, 2), 0.5), {"labels [3] as int64", "got [2]"});
   expect_refusal(jsd_of(x, x, {}, 1.5), {"beta from 0 to 1", "1.5"});
   expect_refusal(jsd_of(x.to(at::kDouble), x.to(at::kDouble), {}, 0.5), {"float32, bfloat16 or float16"});

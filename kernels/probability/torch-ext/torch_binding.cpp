@@ -10,6 +10,7 @@ namespace {
 
 using kernels::as_rows;
 using kernels::check;
+using kernels::check_tensor;
 using kernels::Device;
 using kernels::device_of;
 using kernels::dtype_of;
@@ -24,21 +25,20 @@ const Table& table() {
 
 constexpr int64_t kGrain = 4096;  // numbers a thread, at least: exponentials and logarithms
 
-void check_alike(const char* op, const Tensor& x, const Tensor& other, const char* x_name, const char* name) {
-  kernels::check_device(other, device_of(x), op);
-  kernels::check_same_shape(x, other, op, x_name, name);
-  check(dtype_of(other, op) == dtype_of(x, op), op, ": expected ", name, " in the dtype of ", x_name,
-        "; got another; cast one of them");
+void check_alike(const Tensor& x, const Tensor& other, const char* x_name) {
+  kernels::check_device(other, device_of(x));
+  kernels::check_same_shape(x, other, x_name);
+  kernels::check_same_dtype(other, dtype_of(x), x_name);
 }
 
 // ---- softmax, sparsemax: x -> y; (dy, y) -> dx
 
-Tensor softmax_of(const char* op, bool sparse, const Tensor& x, const Tensor* dy) {
-  const DType dtype = dtype_of(x, op);
+Tensor softmax_of(bool sparse, const Tensor& x, const Tensor* dy) {
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  if (dy != nullptr) check_alike(op, x, *dy, "y", "dy");
-  const Rows in = as_rows(x, op, device);
-  const std::optional<Rows> gradient = dy == nullptr ? std::nullopt : std::optional(as_rows(*dy, op, device));
+  if (dy != nullptr) check_alike(x, *dy, "y");
+  const Rows in = as_rows(x, device);
+  const std::optional<Rows> gradient = dy == nullptr ? std::nullopt : std::optional(as_rows(*dy, device));
   Tensor out = kernels::empty_like(x, dtype);
   const Softmax args{.dtype = dtype,
                      .sparse = sparse,
@@ -59,13 +59,13 @@ Tensor softmax_of(const char* op, bool sparse, const Tensor& x, const Tensor* dy
   return out;
 }
 
-template <kernels::Name kName, bool kSparse>
+template <bool kSparse>
 Tensor forward(const Tensor& x) {
-  return softmax_of(kName.text, kSparse, x, nullptr);
+  return softmax_of(kSparse, x, nullptr);
 }
-template <kernels::Name kName, bool kSparse>
+template <bool kSparse>
 Tensor backward(const Tensor& dy, const Tensor& y) {
-  return softmax_of(kName.text, kSparse, y, &dy);
+  return softmax_of(kSparse, y, &dy);
 }
 
 // ---- divergences: a number a row, or one an element
@@ -73,24 +73,32 @@ Tensor backward(const Tensor& dy, const Tensor& y) {
 int64_t signs_of(int64_t cols) { return (cols + 3) / 4; }  // bytes a row
 
 struct Wanted {
-  const char* op;
   Kind kind;
   double parameter;
   bool by_element;
 };
 
+// The gradient of the op's output.
+Tensor checked_dloss(const Tensor& dloss, bool by_element, int64_t rows, int64_t cols, const Device& device) {
+  kernels::check_device(dloss, device);
+  check_tensor(dloss.scalar_type() == kernels::ScalarType::Float && dloss.numel() == (by_element ? rows * cols : rows),
+               dloss, "as float32, one number ", by_element ? "an element" : "a row", "; got ",
+               kernels::shape_of(dloss), " of ", kernels::dtype_name(dloss), "; pass the gradient of the op's output");
+  return dloss.is_contiguous() ? dloss : torch::stable::contiguous(dloss);
+}
+
 Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
                   const Tensor* dloss, Tensor* signs = nullptr) {
-  const DType dtype = dtype_of(x, w.op);
+  const DType dtype = dtype_of(x);
   const Device device = device_of(x);
-  check_alike(w.op, x, target, "x", "target");
-  const Rows in = as_rows(x, w.op, device), other = as_rows(target, w.op, device);
+  check_alike(x, target, "x");
+  const Rows in = as_rows(x, device), other = as_rows(target, device);
   std::optional<Tensor> label;
   if (labels.has_value()) {
-    kernels::check_device(*labels, device, w.op);
-    check(labels->scalar_type() == kernels::ScalarType::Long && labels->dim() == 1 && labels->size(0) == in.rows, w.op,
-          ": expected labels [", in.rows, "] as int64, one a row; got ", kernels::shape_of(*labels),
-          "; flatten and cast them");
+    kernels::check_device(*labels, device);
+    check_tensor(labels->scalar_type() == kernels::ScalarType::Long && labels->dim() == 1 && labels->size(0) == in.rows,
+                 *labels, "[", in.rows, "] as int64, one a row; got ", kernels::shape_of(*labels), " of ",
+                 kernels::dtype_name(*labels), "; flatten and cast them");
     label = labels->is_contiguous() ? *labels : torch::stable::contiguous(*labels);
   }
   Divergence args{.dtype = dtype,
@@ -119,12 +127,7 @@ Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const 
       args.signs = static_cast<uint8_t*>(signs->data_ptr());
     }
   } else {
-    kernels::check_device(*dloss, device, w.op);
-    check(dloss->scalar_type() == kernels::ScalarType::Float &&
-              dloss->numel() == (w.by_element ? in.rows * in.cols : in.rows),
-          w.op, ": expected dloss as float32, one number ", w.by_element ? "an element" : "a row", "; got ",
-          kernels::shape_of(*dloss), "; pass the gradient of the op's output");
-    given = dloss->is_contiguous() ? *dloss : torch::stable::contiguous(*dloss);
+    given = checked_dloss(*dloss, w.by_element, in.rows, in.cols, device);
     args.dloss = static_cast<const float*>(given.data_ptr());
     out = kernels::empty_like(x, dtype);
     args.dx = out.data_ptr();
@@ -141,12 +144,12 @@ Tensor divergence(const Wanted& w, const Tensor& x, const Tensor& target, const 
 
 Wanted kl_wanted(const char* op, bool log_target, double eps, bool by_element) {
   check(eps >= 0, op, ": expected eps >= 0; got ", eps, "; 1e-10 is usual");
-  return {op, log_target ? Kind::kForward : Kind::kKl, eps, by_element};
+  return {log_target ? Kind::kForward : Kind::kKl, eps, by_element};
 }
 Wanted jsd_wanted(const char* op, double beta) {
   check(beta >= 0 && beta <= 1, op, ": expected beta from 0 to 1; got ", beta,
         "; pass 0.5 for the symmetric divergence");
-  return {op, jsd_kind(beta), beta, false};
+  return {jsd_kind(beta), beta, false};
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index, bool log_target,
@@ -165,11 +168,11 @@ Tensor jsd_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const
   return divergence(jsd_wanted("jsd_bwd", beta), x, target, labels, ignore_index, &dloss);
 }
 Tensor tvd(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index, bool by_element) {
-  return divergence({"tvd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, nullptr);
+  return divergence({Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, nullptr);
 }
 Tensor tvd_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
                bool by_element) {
-  return divergence({"tvd_bwd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, &dloss);
+  return divergence({Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, &dloss);
 }
 
 // ---- tvd for training: the loss, and the signs that are all that its gradient is made of
@@ -177,23 +180,22 @@ Tensor tvd_bwd(const Tensor& dloss, const Tensor& x, const Tensor& target, const
 std::tuple<Tensor, Tensor> tvd_fwd(const Tensor& x, const Tensor& target, const Labels& labels, int64_t ignore_index,
                                    bool by_element) {
   Tensor signs;
-  Tensor loss = divergence({"tvd_fwd", Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, nullptr, &signs);
+  Tensor loss = divergence({Kind::kTvd, 0, by_element}, x, target, labels, ignore_index, nullptr, &signs);
   return {std::move(loss), std::move(signs)};
 }
 
 Tensor tvd_fwd_bwd(const Tensor& dloss, const Tensor& signs, int64_t cols, kernels::ScalarType type, bool by_element) {
-  constexpr auto op = "tvd_fwd_bwd";
   const Device device = device_of(signs);
-  kernels::check_device(dloss, device, op);
-  check(signs.scalar_type() == kernels::ScalarType::Byte && signs.dim() == 2 && signs.size(1) == signs_of(cols) &&
-            signs.is_contiguous(),
-        op, ": expected signs [rows, ", signs_of(cols), "] as uint8; got ", kernels::shape_of(signs),
-        "; pass what tvd_fwd returned");
+  check_tensor(signs.scalar_type() == kernels::ScalarType::Byte && signs.dim() == 2 &&
+                   signs.size(1) == signs_of(cols) && signs.is_contiguous(),
+               signs, "[rows, ", signs_of(cols), "] as uint8; got ", kernels::shape_of(signs), " of ",
+               kernels::dtype_name(signs), "; pass what tvd_fwd returned");
   const int64_t rows = signs.size(0);
-  check(dloss.scalar_type() == kernels::ScalarType::Float && dloss.numel() == (by_element ? rows * cols : rows), op,
-        ": expected dloss as float32, one number ", by_element ? "an element" : "a row", "; got ",
-        kernels::shape_of(dloss), "; pass the gradient of the op's output");
-  const Tensor given = dloss.is_contiguous() ? dloss : torch::stable::contiguous(dloss);
+  const Tensor given = checked_dloss(dloss, by_element, rows, cols, device);
+  check(
+      type == kernels::ScalarType::Float || type == kernels::ScalarType::BFloat16 || type == kernels::ScalarType::Half,
+      "tvd_fwd_bwd: expected dtype float32, bfloat16 or float16; got ", kernels::dtype_name(type),
+      "; pass the dtype of tvd_fwd's x");
   const DType dtype = type == kernels::ScalarType::Float      ? DType::kFloat32
                       : type == kernels::ScalarType::BFloat16 ? DType::kBFloat16
                                                               : DType::kFloat16;
@@ -227,14 +229,14 @@ Tensor tvd_fwd_bwd(const Tensor& dloss, const Tensor& signs, int64_t cols, kerne
 
 Tensor jsd_of_logits(const Tensor& logits, const Tensor& target, double beta, double temperature) {
   const char* op = "jsd_of_logits_";
-  check_alike(op, logits, target, "logits", "target");
+  check_alike(logits, target, "logits");
   check(temperature > 0, op, ": expected a temperature > 0; got ", temperature, "; 1 leaves the logits as they are");
   const Device device = device_of(logits);
-  const Rows in = as_rows(logits, op, device), other = as_rows(target, op, device);
-  check(in.data == logits.data_ptr(), op,
-        ": expected logits with contiguous rows; got strides that cannot be used in place; call .contiguous()");
+  const Rows in = as_rows(logits, device), other = as_rows(target, device);
+  check_tensor(in.data == logits.data_ptr(), logits,
+               "with contiguous rows; got strides that cannot be used in place; call .contiguous()");
   Tensor loss = kernels::empty({in.rows}, DType::kFloat32, device);
-  const OfLogits args{.dtype = dtype_of(logits, op),
+  const OfLogits args{.dtype = dtype_of(logits),
                       .kind = jsd_wanted(op, beta).kind,
                       .beta = static_cast<float>(beta),
                       .scale = static_cast<float>(1 / temperature),
@@ -255,10 +257,10 @@ Tensor jsd_of_logits(const Tensor& logits, const Tensor& target, double beta, do
 }
 
 constexpr std::array kOps{
-    kernels::op<&forward<kernels::Name("softmax"), false>>("softmax(Tensor x) -> Tensor"),
-    kernels::op<&backward<kernels::Name("softmax_bwd"), false>>("softmax_bwd(Tensor dy, Tensor y) -> Tensor"),
-    kernels::op<&forward<kernels::Name("sparsemax"), true>>("sparsemax(Tensor x) -> Tensor"),
-    kernels::op<&backward<kernels::Name("sparsemax_bwd"), true>>("sparsemax_bwd(Tensor dy, Tensor y) -> Tensor"),
+    kernels::op<&forward<false>>("softmax(Tensor x) -> Tensor"),
+    kernels::op<&backward<false>>("softmax_bwd(Tensor dy, Tensor y) -> Tensor"),
+    kernels::op<&forward<true>>("sparsemax(Tensor x) -> Tensor"),
+    kernels::op<&backward<true>>("sparsemax_bwd(Tensor dy, Tensor y) -> Tensor"),
     kernels::op<&kl_div>("kl_div(Tensor x, Tensor target, Tensor? labels, int ignore_index, bool log_target, "
                          "float eps, bool by_element) -> Tensor"),
     kernels::op<&kl_div_bwd>("kl_div_bwd(Tensor dloss, Tensor x, Tensor target, Tensor? labels, int ignore_index, "

@@ -6,6 +6,7 @@ namespace rotary {
 namespace {
 
 using kernels::check;
+using kernels::check_tensor;
 using kernels::shape_of;
 using kernels::Tensor;
 
@@ -20,15 +21,15 @@ struct Angles {
   int64_t width, stride[2];  // of batch (0 where it is broadcast) and time
 };
 
-Angles angles(const Tensor& given, const char* name, const Tensor& q, int64_t rotary_dim) {
+Angles angles(const Tensor& given, const Tensor& q, int64_t rotary_dim) {
   const int64_t dim = given.dim(), batch = q.size(0), time = q.size(2);
-  check(dim == 2 || dim == 3, "rotary: expected ", name, " [batch or 1, time, rotary_dim or rotary_dim / 2]; got ",
-        shape_of(given), "; select or unsqueeze it");
+  check_tensor(dim == 2 || dim == 3, given, "[batch or 1, time, rotary_dim or rotary_dim / 2]; got ", shape_of(given),
+               "; select or unsqueeze it");
   const int64_t width = given.size(dim - 1), batches = dim == 3 ? given.size(0) : 1;
-  check(width == rotary_dim || width * 2 == rotary_dim, "rotary: expected ", name, " of width ", rotary_dim, " or ",
-        rotary_dim / 2, "; got ", shape_of(given), "; pass the rotary_dim that the tables were made for");
-  check(given.size(dim - 2) == time && (batches == 1 || batches == batch), "rotary: expected ", name, " for ", time,
-        " positions and a batch of 1 or ", batch, "; got ", shape_of(given), "; select the positions of q");
+  check_tensor(width == rotary_dim || width * 2 == rotary_dim, given, "of width ", rotary_dim, " or ", rotary_dim / 2,
+               "; got ", shape_of(given), "; pass the rotary_dim that the tables were made for");
+  check_tensor(given.size(dim - 2) == time && (batches == 1 || batches == batch), given, "for ", time,
+               " positions and a batch of 1 or ", batch, "; got ", shape_of(given), "; select the positions of q");
   Tensor t = given.stride(dim - 1) == 1 || width == 1 ? given : torch::stable::contiguous(given);
   const int64_t step = batches == 1 ? 0 : t.stride(0), row = t.stride(dim - 2);
   return {std::move(t), width, {step, row}};
@@ -49,26 +50,26 @@ struct Call {
   bool interleaved, backward;
 };
 
-void check_heads(const Tensor& x, const char* name, const Tensor& q, int64_t rotary_dim) {
-  kernels::check_device(x, kernels::device_of(q), name);
-  check(x.dim() == 4 && x.size(0) == q.size(0) && x.size(2) == q.size(2) && x.size(3) == q.size(3), "rotary: expected ",
-        name, " [batch, heads, time, dim] with the batch, time and dim of q; got q ", shape_of(q), " and ", name, " ",
-        shape_of(x), "; transpose to this order");
+void check_heads(const Tensor& x, const Tensor& q, int64_t rotary_dim) {
+  kernels::check_device(x, kernels::device_of(q));
+  check_tensor(x.dim() == 4 && x.size(0) == q.size(0) && x.size(2) == q.size(2) && x.size(3) == q.size(3), x,
+               "[batch, heads, time, dim] with the batch, time and dim of the queries ", shape_of(q), "; got ",
+               shape_of(x), "; transpose to this order");
   check(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= x.size(3),
         "rotary: expected an even rotary_dim from 2 to ", x.size(3), ", the size of a head; got ", rotary_dim,
         "; pass the number of rotated elements");
 }
 
 void run(const Call& c, const Tensor& q_out, const Tensor& k_out) {
-  const Angles cos = angles(c.cos, "cos", c.q, c.rotary_dim), sin = angles(c.sin, "sin", c.q, c.rotary_dim);
+  const Angles cos = angles(c.cos, c.q, c.rotary_dim), sin = angles(c.sin, c.q, c.rotary_dim);
   const kernels::Device device = kernels::device_of(c.q);
-  kernels::check_device(cos.tensor, device, "rotary: cos");
-  kernels::check_device(sin.tensor, device, "rotary: sin");
-  const DType dtype = kernels::dtype_of(c.q, "rotary: q"), angle = kernels::dtype_of(cos.tensor, "rotary: cos");
-  check(kernels::dtype_of(c.k, "rotary: k") == dtype, "rotary: expected k in q's dtype; got another; cast one of them");
-  check(kernels::dtype_of(sin.tensor, "rotary: sin") == angle && sin.width == cos.width,
-        "rotary: expected sin in the dtype and width of cos; got cos ", shape_of(c.cos), " and sin ", shape_of(c.sin),
-        "; make both alike");
+  kernels::check_device(c.cos, device);
+  kernels::check_device(c.sin, device);
+  const DType dtype = kernels::dtype_of(c.q), angle = kernels::dtype_of(c.cos);
+  kernels::check_same_dtype(c.k, dtype, c.backward ? "dq" : "q");
+  kernels::check_same_dtype(c.sin, angle, "cos");
+  check_tensor(sin.width == cos.width, c.sin, "in the width of cos; got cos ", shape_of(c.cos), " and sin ",
+               shape_of(c.sin), "; make both alike");
   const RotaryArgs args{.dtype = dtype,
                         .table_dtype = angle,
                         .q = strided(c.q, q_out),
@@ -93,8 +94,8 @@ void run(const Call& c, const Tensor& q_out, const Tensor& k_out) {
 }
 
 std::tuple<Tensor, Tensor> rotated(const Call& c) {
-  check_heads(c.q, "q", c.q, c.rotary_dim);
-  check_heads(c.k, "k", c.q, c.rotary_dim);
+  check_heads(c.q, c.q, c.rotary_dim);
+  check_heads(c.k, c.q, c.rotary_dim);
   // in the memory order of the inputs: attention wants [batch, time, heads, dim] back as it gave it
   Tensor q_out = torch::stable::empty_like(c.q), k_out = torch::stable::empty_like(c.k);
   run(c, q_out, k_out);
@@ -113,12 +114,12 @@ std::tuple<Tensor, Tensor> rotary_bwd(const Tensor& dq, const Tensor& dk, const 
 
 void rotary_in_place(const Tensor& q, const Tensor& k, const Tensor& cos, const Tensor& sin, int64_t rotary_dim,
                      bool interleaved) {
-  check_heads(q, "q", q, rotary_dim);
-  check_heads(k, "k", q, rotary_dim);
+  check_heads(q, q, rotary_dim);
+  check_heads(k, q, rotary_dim);
   for (const Tensor* t : {&q, &k}) {
     for (int d = 0; d < 4; ++d) {
-      check(t->stride(d) != 0 || t->size(d) <= 1, "rotary_: expected tensors without shared elements; got an expanded ",
-            shape_of(*t), "; clone it or call rotary");
+      check_tensor(t->stride(d) != 0 || t->size(d) <= 1, *t, "without shared elements; got it expanded to ",
+                   shape_of(*t), "; clone it or call rotary");
     }
   }
   run({q, k, cos, sin, rotary_dim, interleaved, /*backward=*/false}, q, k);
