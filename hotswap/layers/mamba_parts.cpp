@@ -9,11 +9,13 @@
 #include <ATen/ops/neg.h>
 
 #include <cmath>
+#include <utility>
 
 namespace hotswap {
 
 // torch's own for a convolution, which has one input channel an output.
-CausalConv1d::CausalConv1d(int64_t channels, int64_t width, bool with_bias, bool is_special) {
+CausalConv1d::CausalConv1d(int64_t channels, int64_t width, bool with_bias, bool is_special, std::string activation)
+    : activation_(std::move(activation)) {
   own("weight", weight, {channels, 1, width},
       is_special ? Init::uniform(1 / std::sqrt(static_cast<double>(width))) : Init::normal());
   if (with_bias) own("bias", bias, {channels}, Init::constant(0));
@@ -21,11 +23,11 @@ CausalConv1d::CausalConv1d(int64_t channels, int64_t width, bool with_bias, bool
 
 Tensor CausalConv1d::forward(const Tensor& x, const ForwardContext& context, const Tensor& state) const {
   const Tensor taps = weight.squeeze(1);
-  if (is_step(x.transpose(1, 2), context)) return update_(x, state, taps, if_defined(bias), "silu");
+  if (is_step(x.transpose(1, 2), context)) return update_(x, state, taps, if_defined(bias), activation_);
   OptionalTensor before = initial_state(context, state);
   const int64_t width = weight.size(2), time = x.size(2);
   if (before) before = before->narrow(2, 1, width - 1);
-  Tensor y = forward_(x, taps, if_defined(bias), before, if_defined(context.seq_idx), "silu");
+  Tensor y = forward_(x, taps, if_defined(bias), before, if_defined(context.seq_idx), activation_);
   if (state.defined()) {
     // The last `width` of all tokens: of a long sequence its own, else those before it move up.
     if (time >= width) {

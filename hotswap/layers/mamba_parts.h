@@ -1,5 +1,7 @@
-// What the mixers of Mamba and Mamba-2 have in common.
+// What the mixers with a short convolution have in common.
 #pragma once
+
+#include <string>
 
 #include "hotswap/layers/mamba.h"
 #include "hotswap/layers/mamba_options.h"
@@ -10,13 +12,15 @@ namespace hotswap {
 // The short convolution, with its two slots: over a sequence, and for one token of a cache.
 class CausalConv1d : public Module {
  public:
-  CausalConv1d(int64_t channels, int64_t width, bool with_bias, bool is_special);
+  CausalConv1d(int64_t channels, int64_t width, bool with_bias, bool is_special,
+               std::string activation = "silu");  // as CausalConv1dForward has it
   // x: [batch, channels, time] -> the same. Where there is a cache, `state` [batch, channels, width] is moved on.
   Tensor forward(const Tensor& x, const ForwardContext& context, const Tensor& state) const;
   Tensor weight;  // [channels, 1, width]
   Tensor bias;    // [channels], or undefined
 
  private:
+  std::string activation_;
   Slot<CausalConv1dForward> forward_{this, "causal_conv1d_fn", "causal_conv1d/1", stock::causal_conv1d};
   Slot<CausalConv1dUpdateForward> update_{this, "causal_conv1d_update", "causal_conv1d_update/1",
                                           stock::causal_conv1d_update};

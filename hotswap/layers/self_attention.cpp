@@ -7,6 +7,7 @@
 #include <ATen/ops/floor.h>
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/sigmoid.h>
 
 #include <cmath>
 
@@ -44,7 +45,7 @@ Tensor factors(const AttentionMetadata& metadata, const Tensor& q, const Tempera
 
 SelfAttention::SelfAttention(const SelfAttentionOptions& o)
     : options_(o),
-      q_proj_(o.hidden_size, o.num_heads * o.head_dim, o.qkv_bias),
+      q_proj_(o.hidden_size, o.num_heads * o.head_dim * (o.output_gate ? 2 : 1), o.qkv_bias),
       k_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
       v_proj_(o.hidden_size, o.num_kv_heads * o.head_dim, o.qkv_bias),
       o_proj_(o.num_heads * o.head_dim, o.hidden_size, o.output_bias),
@@ -91,10 +92,11 @@ SelfAttention::SelfAttention(const SelfAttentionOptions& o)
 Tensor SelfAttention::one_token(const Tensor& x, const ForwardContext& context) const {
   const RotaryTables& rope = context.rope_of(options_.sliding_window > 0);
   const SequenceInfo& sequence = context.attention.sequence();
-  const bool fits = layer_slot_ != nullptr && options_.key_multiplier == 1 && layer_slot_->op<WriteHeads>() &&
-                    x.size(1) == 1 && context.memory != nullptr && context.position.defined() &&
-                    sequence.positions.defined() && !sequence.padding.defined() && !at::GradMode::is_enabled() &&
-                    rope.cos.size(-1) == options_.head_dim && rope.cos.scalar_type() == x.scalar_type();
+  const bool fits = layer_slot_ != nullptr && options_.key_multiplier == 1 && !options_.output_gate &&
+                    layer_slot_->op<WriteHeads>() && x.size(1) == 1 && context.memory != nullptr &&
+                    context.position.defined() && sequence.positions.defined() && !sequence.padding.defined() &&
+                    !at::GradMode::is_enabled() && rope.cos.size(-1) == options_.head_dim &&
+                    rope.cos.scalar_type() == x.scalar_type();
   if (!fits) return {};
   const int64_t batch = x.size(0);
   const auto [k, v] = context.memory->writable_rows(options_.layer, batch);
@@ -136,6 +138,12 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
     return options_.clip_qkv > 0 ? at::clamp(y, -options_.clip_qkv, options_.clip_qkv) : y;
   };
   Tensor q = clipped(linked(q_proj_, x)), k = multiplied(clipped(linked(k_proj_, x)), options_.key_multiplier);
+  Tensor gate;  // [batch, time, heads * head_dim]
+  if (options_.output_gate) {
+    const Tensor both = q.view({batch, time, -1, 2 * dim});
+    q = both.narrow(-1, 0, dim).flatten(2);
+    gate = both.narrow(-1, dim, dim).flatten(2);
+  }
   const auto normalise = [&] {
     q = q_norm_->forward(q);
     k = k_norm_->forward(k);
@@ -168,7 +176,8 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   AttentionOptions attention = attention_options_;
   attention.dropout = training() ? options_.dropout : 0;
   attention.sinks = sinks_;
-  return o_proj_.forward(attention_(q, k, v, attention, context.attention).reshape({batch, time, -1}));
+  const Tensor y = attention_(q, k, v, attention, context.attention).reshape({batch, time, -1});
+  return o_proj_.forward(gate.defined() ? at::mul(y, at::sigmoid(gate)) : y);
 }
 
 void SelfAttention::add_to(DecoderLayerParts& p) const {

@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "hotswap/layers/chunk_links.h"
 #include "hotswap/layers/mamba.h"
 #include "hotswap/layers/whole_vectors.h"
 #include "hotswap/layers/wide.h"
@@ -29,21 +30,6 @@ namespace {
 // [batch, time, groups, state] -> [batch, heads, time, state]
 Tensor of_heads(const Tensor& t, int64_t heads) {
   return wide(t).transpose(1, 2).repeat_interleave(heads / t.size(2), 1);
-}
-
-// Which of a chunk's tokens see each other, the state before the chunk, and the state behind it.
-struct Links {
-  Tensor pairs, entering, leaving;  // [batch, 1, time, time], [batch, 1, time, 1] twice
-  Tensor through;                   // [batch, 1, 1, 1]: whether the state before the chunk is still there behind it
-};
-
-Links links_of(const Tensor& seq, const Tensor& before) {  // [batch, time], [batch, 1]
-  const Tensor last = seq.narrow(1, seq.size(1) - 1, 1);
-  const auto column = [](const Tensor& t) { return t.unsqueeze(1).unsqueeze(-1); };
-  return {.pairs = seq.unsqueeze(2).eq(seq.unsqueeze(1)).unsqueeze(1),
-          .entering = column(seq.eq(before)),
-          .leaving = column(seq.eq(last)),
-          .through = column(last.eq(before))};
 }
 
 }  // namespace
@@ -73,8 +59,7 @@ std::tuple<Tensor, Tensor> stock::ssd(const SsdInputs& in) {
     const Tensor total = sums.narrow(2, count - 1, 1);
     Tensor leaving = at::exp(at::sub(total, sums)).unsqueeze(-1), through = at::exp(total).unsqueeze(-1);
     if (in.seq_idx) {
-      const Links links =
-          links_of(in.seq_idx->narrow(1, from, count), in.seq_idx->narrow(1, std::max<int64_t>(0, from - 1), 1));
+      const ChunkLinks links = chunk_links(*in.seq_idx, from, count);
       pairs = at::mul(pairs, links.pairs);
       entering = at::mul(entering, links.entering);
       leaving = at::mul(leaving, links.leaving);
