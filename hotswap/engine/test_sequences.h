@@ -79,8 +79,9 @@ inline bool prepare(CausalLM& model, const std::string& kind) {
 
 // Whether layers of the family have recurrent states.
 inline bool recurs(const Family& family) {
-  const std::set<std::string> all = {"mamba", "falcon_mamba",     "mamba2",    "jamba",
-                                     "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h"};
+  const std::set<std::string> all = {"mamba",      "falcon_mamba",     "mamba2",           "jamba",
+                                     "bamba",      "granitemoehybrid", "falcon_h1",        "nemotron_h",
+                                     "qwen3_next", "qwen3_5_text",     "qwen3_5_moe_text", "lfm2"};
   return all.contains(family.model_type);
 }
 

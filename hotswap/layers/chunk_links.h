@@ -1,5 +1,5 @@
 // Sequences that are packed into one row, as a recurrence that runs chunk by chunk sees them: which of a chunk's tokens
-// see each other, the state before the chunk, and the state behind it.
+// see each other, the state before the chunk, and the state after it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace hotswap {
 struct ChunkLinks {
   Tensor pairs;              // [batch, 1, time, time]
   Tensor entering, leaving;  // [batch, 1, time, 1]
-  Tensor through;            // [batch, 1, 1, 1]: whether the state before the chunk is still there behind it
+  Tensor through;            // [batch, 1, 1, 1]: whether the state before the chunk is still there after it
 };
 
 // Of tokens [from, from + count). seq_idx: [batch, time]

@@ -12,7 +12,7 @@
 namespace hotswap {
 
 struct GatedDeltaNetOptions {
-  int64_t layer = 0;  // its place in the cache
+  int64_t layer = 0;  // its index in the cache
   int64_t hidden_size = 0;
   int64_t key_heads = 0, key_dim = 0;  // of queries, too
   int64_t heads = 0, value_dim = 0;
@@ -38,7 +38,7 @@ class GatedDeltaNet : public TokenMixer {
     Tensor b, a;  // [batch, time, heads]: what makes beta and the decay
   };
   Projected projected(const Tensor& x) const;
-  GatedDeltaInputs inputs(const Projected& in, const Tensor& mixed) const;  // mixed: qkv behind the convolution
+  GatedDeltaInputs inputs(const Projected& in, const Tensor& mixed) const;  // mixed: qkv after the convolution
   GatedDeltaNetOptions options_;
   Tensor dt_bias_, A_log_;  // [heads]
   CausalConv1d conv1d_;

@@ -56,8 +56,8 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaInputs& in) {
   const DeltaHeads all = delta_heads(in);
   Tensor S = in.initial_state ? wide(*in.initial_state)
                               : at::zeros({batch, heads, in.k.size(-1), in.v.size(-1)}, all.v.options());
-  const Tensor places = at::arange(std::min(time, in.chunk_size), at::TensorOptions().device(in.v.device()));
-  const Tensor later = places.unsqueeze(0).gt(places.unsqueeze(1));  // [chunk, chunk]
+  const Tensor positions = at::arange(std::min(time, in.chunk_size), at::TensorOptions().device(in.v.device()));
+  const Tensor later = positions.unsqueeze(0).gt(positions.unsqueeze(1));  // [chunk, chunk]
   std::vector<Tensor> outputs;
   for (int64_t from = 0; from < time; from += in.chunk_size) {
     const int64_t count = std::min(in.chunk_size, time - from);
@@ -77,9 +77,9 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaInputs& in) {
       through = at::mul(through, links.through);
     }
     // What each token adds at its key, if those before it had added nothing; then with what they add.
-    const Tensor alone = at::mul(at::sub(of_chunk(all.v), at::mul(at::matmul(k, S), entering)), beta);
+    const Tensor lacking = at::mul(at::sub(of_chunk(all.v), at::mul(at::matmul(k, S), entering)), beta);
     const Tensor system = at::mul(at::matmul(at::mul(k, beta), k.transpose(2, 3)), pairs);  // its diagonal counts as 1
-    const Tensor added = at::linalg_solve_triangular(system, alone, /*upper=*/false, /*left=*/true,
+    const Tensor added = at::linalg_solve_triangular(system, lacking, /*upper=*/false, /*left=*/true,
                                                      /*unitriangular=*/true);  // [batch, heads, count, value_dim]
     const Tensor within = at::matmul(at::mul(at::matmul(q, k.transpose(2, 3)), pairs), added);
     outputs.push_back(at::add(within, at::mul(at::matmul(q, S), entering)));

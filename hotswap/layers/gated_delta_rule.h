@@ -22,7 +22,7 @@ struct GatedDeltaInputs {
   int64_t chunk_size = 64;                   // how many tokens are multiplied at once
 };
 
-// All tokens, with gradients. -> y like v; S behind the last token, float32
+// All tokens, with gradients. -> y like v; S after the last token, float32
 std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaInputs& inputs);
 
 // One token, time 1: `state`, float32, is written in place. -> y like v

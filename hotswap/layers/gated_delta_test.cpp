@@ -25,8 +25,8 @@ namespace {
 
 constexpr int64_t kKeyHeads = 2, kHeads = 4, kKeyDim = 3, kValueDim = 5;
 
-double difference_of(const Tensor& got, const Tensor& want) {
-  const Tensor a = got.to(at::kDouble), b = want.to(at::kDouble);
+double difference_of(const Tensor& got, const Tensor& exact) {
+  const Tensor a = got.to(at::kDouble), b = exact.to(at::kDouble);
   return ((a - b).norm() / b.norm().clamp_min(1e-30)).item<double>();
 }
 
@@ -69,10 +69,10 @@ TEST(GatedDelta, RuleIsItsFormula) {
         for (const bool begun : {false, true}) {
           GatedDeltaInputs in = delta_inputs(time, packed, begun);
           in.chunk_size = chunk;
-          const auto [want, want_state] = rule_by_tokens(in);
+          const auto [exact, exact_state] = rule_by_tokens(in);
           const auto [y, state] = gated_delta_rule(in);
-          EXPECT_LE(difference_of(y, want), 1e-13) << time << " by " << chunk << packed << begun;
-          EXPECT_LE(difference_of(state, want_state), 1e-13) << time << " by " << chunk << packed << begun;
+          EXPECT_LE(difference_of(y, exact), 1e-13) << time << " by " << chunk << packed << begun;
+          EXPECT_LE(difference_of(state, exact_state), 1e-13) << time << " by " << chunk << packed << begun;
         }
       }
     }
@@ -83,12 +83,12 @@ TEST(GatedDelta, RuleIsItsFormula) {
 TEST(GatedDelta, StrongDecays) {
   GatedDeltaInputs in = delta_inputs(70, false, true);
   in.g = in.g * 40;
-  const auto [want, want_state] = rule_by_tokens(in);
+  const auto [exact, exact_state] = rule_by_tokens(in);
   for (Tensor* t : {&in.q, &in.k, &in.v, &in.g, &in.beta, &*in.initial_state}) *t = t->to(at::kFloat);
   const auto [y, state] = gated_delta_rule(in);
   // float32: a chunk's decays sum up to more than 1000, where values are 1e-4 apart, and are then subtracted.
-  EXPECT_LE(difference_of(y, want), 1e-5);
-  EXPECT_LE(difference_of(state, want_state), 1e-5);
+  EXPECT_LE(difference_of(y, exact), 1e-5);
+  EXPECT_LE(difference_of(state, exact_state), 1e-5);
 }
 
 TEST(GatedDelta, GradientsAreThoseOfTheFormula) {
@@ -105,15 +105,15 @@ TEST(GatedDelta, GradientsAreThoseOfTheFormula) {
       for (Tensor* t : inputs) all.push_back(t->grad());
       return all;
     };
-    const std::vector<Tensor> want = gradients(rule_by_tokens), got = gradients(gated_delta_rule);
-    for (size_t i = 0; i < want.size(); ++i) EXPECT_LE(difference_of(got[i], want[i]), 1e-12) << i << packed;
+    const std::vector<Tensor> exact = gradients(rule_by_tokens), got = gradients(gated_delta_rule);
+    for (size_t i = 0; i < exact.size(); ++i) EXPECT_LE(difference_of(got[i], exact[i]), 1e-12) << i << packed;
   }
 }
 
 TEST(GatedDelta, StepsWriteTheStateInPlace) {
   const at::NoGradGuard no_grad;
   const GatedDeltaInputs in = delta_inputs(6, false, true);
-  const auto [want, want_state] = rule_by_tokens(in);
+  const auto [exact, exact_state] = rule_by_tokens(in);
   const Tensor state = in.initial_state->clone();
   std::vector<Tensor> y;
   for (int64_t t = 0; t < 6; ++t) {
@@ -121,8 +121,8 @@ TEST(GatedDelta, StepsWriteTheStateInPlace) {
     y.push_back(gated_delta_step(
         {.q = token(in.q), .k = token(in.k), .v = token(in.v), .g = token(in.g), .beta = token(in.beta)}, state));
   }
-  EXPECT_LE(difference_of(at::cat(y, 1), want), 1e-13);
-  EXPECT_LE(difference_of(state, want_state), 1e-13);
+  EXPECT_LE(difference_of(at::cat(y, 1), exact), 1e-13);
+  EXPECT_LE(difference_of(state, exact_state), 1e-13);
 }
 
 // ---- the mixers ----

@@ -71,7 +71,7 @@ struct SsdInputs {
 // -> y: [batch, time, heads, head_dim], in float32 or, of a kernel, in x's dtype; h behind the last token, float32
 using SsdForward = std::tuple<Tensor, Tensor>(const SsdInputs& inputs);
 
-// gated_rms_norm/1. x silu(z) over its root mean square in each group of group_size numbers, times weight; with
+// gated_rms_norm/1. x silu(z) over its root mean square in each group of group_size values, times weight; with
 // norm_before_gate x alone is divided, and the gate comes last. x, z: [..., dim], weight: [dim] -> [..., dim] in z's
 // dtype
 using GatedRmsNormForward = Tensor(const Tensor& x, const Tensor& z, const Tensor& weight, double eps,

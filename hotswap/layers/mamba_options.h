@@ -22,7 +22,7 @@ struct MambaOptions {
   int64_t layer = 0;  // its place in the cache
   int64_t hidden_size = 0;
   int64_t channels = 0;  // that the recurrence runs on
-  int64_t state = 0;     // numbers that each of them remembers
+  int64_t state = 0;     // elements that each of them remembers
   int64_t conv_width = 4;
   bool bias = false, conv_bias = true;
   TimeStepInit time_step = {};

@@ -34,7 +34,7 @@ struct SelfAttentionOptions {
   int64_t chunk = 0;                           // see AttentionOptions, as the next two
   double softcap = 0;
   bool sinks = false;        // a parameter "sinks" [num_heads]
-  bool output_gate = false;  // q_proj makes a gate for each head, behind its query: its sigmoid multiplies the result
+  bool output_gate = false;  // q_proj makes a gate for each head, after its query: its sigmoid multiplies the result
   double dropout = 0;        // in training
   bool causal = true;        // false: a query also sees keys after its own, as many as before it
 };

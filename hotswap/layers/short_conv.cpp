@@ -18,7 +18,7 @@ Tensor ShortConv::forward(const Tensor& x, const ForwardContext& context) const 
   const int64_t dim = options_.hidden_size;
   const Tensor all = in_proj_.forward(x);  // [batch, time, 3 dim]
   const auto part = [&](int64_t index) { return all.narrow(2, index * dim, dim); };
-  // Behind the projection, whose bias is not 0 where the input is: a padded row is as it is by itself.
+  // After the projection, whose bias is not 0 where the input is: a padded row is as it is by itself.
   const Tensor gated = without_padding(at::mul(part(0), part(2)), context).transpose(1, 2);
   RecurrentStates states;
   if (context.memory != nullptr) {  // tokens only: nothing is summed up

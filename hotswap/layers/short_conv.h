@@ -9,7 +9,7 @@
 namespace hotswap {
 
 struct ShortConvOptions {
-  int64_t layer = 0;  // its place in the cache
+  int64_t layer = 0;  // its index in the cache
   int64_t hidden_size = 0, width = 3;
   bool bias = false;  // of the convolution and both projections
 };

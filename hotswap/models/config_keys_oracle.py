@@ -29,6 +29,8 @@ SLIDING = dict(BASE, sliding_window=4)
 MIXTURE = dict(BASE, num_experts_per_tok=2, moe_intermediate_size=8)
 LATENT = dict(BASE, num_key_value_heads=4, q_lora_rank=8, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
 STATE_SPACE = dict(vocab_size=40, hidden_size=16, num_hidden_layers=2, state_size=4)
+GATED_DELTA = dict(layer_types=["linear_attention", "full_attention"], head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+                   linear_key_head_dim=4, linear_value_head_dim=6)  # fmt: skip
 FAMILIES = {
     "llama": BASE,
     "mistral": SLIDING,
@@ -77,6 +79,10 @@ FAMILIES = {
     "nemotron_h": dict(BASE, layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], mamba_num_heads=4,
                        mamba_head_dim=8, ssm_state_size=4, n_groups=2, chunk_size=4, head_dim=8, n_routed_experts=4,
                        num_experts_per_tok=2, moe_intermediate_size=8, moe_shared_expert_intermediate_size=12),
+    "qwen3_next": dict(MIXTURE, num_experts=4, shared_expert_intermediate_size=12, **GATED_DELTA),
+    "qwen3_5_text": dict(BASE, **GATED_DELTA),
+    "qwen3_5_moe_text": dict(MIXTURE, num_experts=4, shared_expert_intermediate_size=12, **GATED_DELTA),
+    "lfm2": dict(BASE, layer_types=["conv", "full_attention"], block_multiple_of=8),
     "jamba": dict(BASE, attn_layer_period=2, attn_layer_offset=1, num_experts=4, num_experts_per_tok=2, mamba_d_state=4),
 }  # fmt: skip
 ALL = os.environ.get("HOTSWAP_CONFIG_KEYS") == "all"

@@ -39,6 +39,12 @@ Object config_of(const std::string& family) {
                         {"mamba_rms_norm", true},      {"shared_intermediate_size", 20},
                         {"moe_intermediate_size", 12}, {"moe_shared_expert_intermediate_size", 20}};
   config.update(mixed);
+  const Object gated_delta = {
+      {"full_attention_interval", 2},         {"partial_rotary_factor", 0.7}, {"linear_num_key_heads", 2},
+      {"linear_num_value_heads", 4},          {"linear_key_head_dim", 5},     {"linear_value_head_dim", 6},
+      {"shared_expert_intermediate_size", 20}};
+  if (family.starts_with("qwen")) config.update(gated_delta);
+  if (family == "lfm2") config.update(Object{{"full_attn_idxs", {0}}, {"block_multiple_of", 8}});
   if (family == "bamba") config["head_dim"] = 8;                                     // of which half turns
   if (family == "granitemoehybrid") config["layer_types"] = {"attention", "mamba"};  // names of older files
   if (family == "nemotron_h") config["layers_block_type"] = {"attention", "moe", "mamba", "mlp"};
@@ -46,9 +52,11 @@ Object config_of(const std::string& family) {
 }
 
 bool attends_too(const std::string& family) {
-  return family == "jamba" || family == "bamba" || family == "granitemoehybrid" || family == "falcon_h1" ||
-         family == "nemotron_h";
+  return family != "mamba" && family != "falcon_mamba" && family != "mamba2";
 }
+
+// Families whose recurrence is Mamba's of either kind; of the others it has no slot.
+bool has_mamba_scan(const std::string& family) { return !family.starts_with("qwen") && family != "lfm2"; }
 
 Json parsed_config(const Object& config) { return Json::parse(config.dump(), "config.json"); }
 
@@ -108,7 +116,7 @@ TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
     if (served.contains(row.layer)) EXPECT_TRUE(row.package.has_value()) << row.layer << ": " << row.reason;
   }
   EXPECT_TRUE(layers.contains("causal_conv1d_fn") && layers.contains("causal_conv1d_update"));
-  EXPECT_TRUE(layers.contains("selective_state_update"));
+  EXPECT_EQ(layers.contains("selective_state_update"), has_mamba_scan(GetParam()));
   model->unkernelize();
   if (attends_too(GetParam())) return;
   EXPECT_FALSE(layers.contains("attention"));
@@ -118,7 +126,8 @@ TEST_P(MambaModels, ReportsEverySlotAndHasNoAttentionToSwap) {
 
 INSTANTIATE_TEST_SUITE_P(Models, MambaModels,
                          testing::Values("mamba", "falcon_mamba", "mamba2", "jamba", "bamba", "granitemoehybrid",
-                                         "falcon_h1", "nemotron_h"));
+                                         "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
+                                         "lfm2"));
 
 TEST(MambaConfig, SizesAndLimits) {
   const auto read = [](Object config) { return family_of(parsed_config(config)).read_config(parsed_config(config)); };

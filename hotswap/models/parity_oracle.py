@@ -86,6 +86,26 @@ def long_factors():
     PhimoeRotaryEmbedding.forward = forward
 
 
+def padding_before_convolutions():
+    """LFM2 with biases, a padded row equal to the row by itself: transformers masks the projection's input, and padding then has the
+    projection's bias."""
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
+
+    plain = Lfm2ShortConv.forward
+
+    def forward(self, hidden_states, past_key_values=None, attention_mask=None, **more):
+        def masked(module, arguments, y):
+            return y if attention_mask is None else y * attention_mask[:, :, None].to(y.dtype)
+
+        hook = self.in_proj.register_forward_hook(masked)
+        try:
+            return plain(self, hidden_states, past_key_values, attention_mask, **more)
+        finally:
+            hook.remove()
+
+    Lfm2ShortConv.forward = forward
+
+
 def randomise(model):
     for name, p in model.named_parameters():
         if p.dim() == 1:
@@ -114,6 +134,8 @@ def auxiliary(model, out):
     if "output_router_logits" not in inspect.signature(model.forward).parameters:
         return
     if model.config.model_type.startswith("granitemoe"):  # transformers 5.17 collects no logits of its routers, and fails
+        return
+    if getattr(model.config, "num_experts", None) == 0:  # Qwen3-Next without experts has no routers, and transformers fails
         return
     model.zero_grad()
     result = model(input_ids=out["input_ids"], labels=out["labels"], output_router_logits=True, use_cache=False)
@@ -174,6 +196,7 @@ def main():
     norm_by_groups()
     norm_in_float32()
     long_factors()
+    padding_before_convolutions()
     torch.set_num_threads(2)
     with open(os.path.join(root, "cases.json")) as f:
         families = json.load(f)

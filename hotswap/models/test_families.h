@@ -11,7 +11,8 @@ namespace hotswap::test_support {
 
 // Families in which a part of each head turns.
 inline bool turns_a_part(const std::string& family) {
-  const std::set<std::string> all = {"gpt_neox", "phi", "stablelm", "glm", "glm4", "glm4_moe"};
+  const std::set<std::string> all = {"gpt_neox",   "phi",          "stablelm",        "glm", "glm4", "glm4_moe",
+                                     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"};
   return all.contains(family);
 }
 
@@ -69,6 +70,13 @@ inline std::shared_ptr<CausalLM> tiny(const std::string& family) {
                                    {"moe_shared_expert_intermediate_size", 20},
                                    {"attn_layer_period", 2},
                                    {"attn_layer_offset", 1},
+                                   {"full_attention_interval", 2},  // of the gated delta rule
+                                   {"linear_num_key_heads", 2},
+                                   {"linear_num_value_heads", 4},
+                                   {"linear_key_head_dim", 6},
+                                   {"linear_value_head_dim", 5},
+                                   {"full_attn_idxs", {1}},  // of LFM2
+                                   {"block_multiple_of", 8},
                                    {"first_k_dense_replace", 1},
                                    {"resid_pdrop", 0},  // that train in tests
                                    {"embd_pdrop", 0},

@@ -42,14 +42,14 @@ CONFIGS = {
     "bamba": {**BASE, **MIXER, "attn_layer_indices": [1]}, "falcon_h1": {**BASE, **MIXER, "mamba_d_ssm": 64, "mamba_rms_norm": True},
     "granitemoehybrid": {**BASE, **MIXER, **MIXTURE, "shared_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"],
                          "position_embedding_type": "rope"},
-    "nemotron_h": {**BASE, **NEMOTRON, "head_dim": 8},
+    "nemotron_h": {**BASE, **NEMOTRON, "head_dim": 8}, "lfm2": {**BASE, "layer_types": ["conv", "full_attention"]},
     "granitemoe": {**BASE, **MIXTURE}, "phimoe": {**BASE, **MIXTURE}, "olmo": BASE, "phi": BASE, "stablelm": BASE, "starcoder2": BASE,
 }  # fmt: skip
 OTHERS |= {
     name: lambda name=name, keys=keys: AutoConfig.for_model(name, **keys) for name, keys in CONFIGS.items()
 }
 FAMILIES = """llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 mixtral qwen3_moe qwen2_moe olmoe gpt_oss olmo2 olmo3 granite
-smollm3 deepseek_v2 deepseek_v3 llama4_text""".split()
+smollm3 deepseek_v2 deepseek_v3 llama4_text qwen3_next qwen3_5_text qwen3_5_moe_text""".split()
 # other layers than a family's usual ones
 VARIANTS = {
     "llama with biases and a tied head": ("llama", dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True)),

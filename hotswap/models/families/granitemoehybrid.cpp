@@ -15,11 +15,7 @@ void read_layers(ModelConfig& c, const Json& json) {
   for (const char* key : {"layers_block_type", "layer_types"}) {
     if (json.has(key)) c.layer_types = read_mixed_layers(json, key, {kRecurrentLayer, "full_attention"});
   }
-  if (static_cast<int64_t>(c.layer_types.size()) == c.num_hidden_layers) return;
-  throw Error({.kind = ErrorKind::kCorrupt,
-               .wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
-               .got = cat(c.layer_types.size(), " in ", json.where()),
-               .next = "list one type a layer"});
+  check_layer_count(c, json);
 }
 
 // Without experts the part for all tokens is all that there is.

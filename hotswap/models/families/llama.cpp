@@ -29,14 +29,14 @@ GatedMLPOptions mlp_options(const ModelConfig& c) {
 }
 
 LlamaBlock::LlamaBlock(const ModelConfig& c, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
-                       const char* mlp_name)
+                       const char* mlp_name, const char* attention_name)
     : residual_multiplier_(c.residual_multiplier),
       dropout_(c.residual_dropout),
       self_attn_(std::move(attention)),
       mlp_(std::move(mlp)),
       input_layernorm_(make_norm(c)),
       post_attention_layernorm_(make_norm(c)) {
-  own("self_attn", *self_attn_);
+  own(attention_name, *self_attn_);
   own(mlp_name, *mlp_);
   own("input_layernorm", *input_layernorm_);
   own("post_attention_layernorm", *post_attention_layernorm_);

@@ -18,8 +18,8 @@ namespace hotswap {
 class LlamaBlock : public Block {
  public:
   LlamaBlock(const ModelConfig& config, std::unique_ptr<TokenMixer> attention, std::unique_ptr<FeedForward> mlp,
-             const char* mlp_name = "mlp");                                      // in a checkpoint
-  LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);  // with one gated MLP
+             const char* mlp_name = "mlp", const char* attention_name = "self_attn");  // in a checkpoint
+  LlamaBlock(const ModelConfig& config, const SelfAttentionOptions& attention);        // with one gated MLP
   HiddenState forward(const HiddenState& in, const ForwardContext& context) override;
   std::unique_ptr<CacheLayer> make_cache_layer(int64_t reserve) const override {
     return self_attn_->make_cache_layer(reserve);

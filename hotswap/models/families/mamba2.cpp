@@ -42,6 +42,14 @@ std::vector<std::string> read_mixed_layers(const Json& json, const char* key, co
   return types;
 }
 
+void check_layer_count(const ModelConfig& c, const Json& json) {
+  if (static_cast<int64_t>(c.layer_types.size()) == c.num_hidden_layers) return;
+  throw Error({.kind = ErrorKind::kCorrupt,
+               .wanted = cat(c.num_hidden_layers, " layer_types, one a layer"),
+               .got = cat(c.layer_types.size(), " in ", json.where()),
+               .next = "list one type a layer"});
+}
+
 void read_time_step_limit(MambaOptions& m, const Json& json) {
   m.dt_max = std::numeric_limits<double>::infinity();
   if (!json.has("time_step_limit")) return;

@@ -17,6 +17,8 @@ inline bool recurs(const ModelConfig& config, int64_t layer) { return config.lay
 // Layers by `json`'s key of types, a layer each, older files' names ("mamba", "attention") among them; Error where one
 // is none of `known`.
 std::vector<std::string> read_mixed_layers(const Json& json, const char* key, const std::vector<std::string>& known);
+// Error where config.layer_types has not one for each layer.
+void check_layer_count(const ModelConfig& config, const Json& json);
 
 // Between which dt is clamped; where the key is absent, 0 and infinity.
 void read_time_step_limit(MambaOptions& options, const Json& json);

@@ -96,6 +96,10 @@ const std::set<std::string> kTestedElsewhere = {"gemma",   "gemma2", "gemma3_tex
 const std::map<std::string, const char*> kWithoutNames = {
     {"falcon_mamba", "mamba with norms of dt, B and C: not implemented"},
     {"jamba", "jamba: not implemented"},
+    {"qwen3_next", "qwen3next: not implemented"},
+    {"qwen3_5_text", "qwen35: not implemented"},
+    {"qwen3_5_moe_text", "qwen35moe: not implemented"},
+    {"lfm2", "lfm2: not implemented"},
     {"llama4_text", "llama4: not implemented"},
     {"mamba", "mamba: not implemented"},
     {"mamba2", "mamba2: not implemented"},
