@@ -9,6 +9,7 @@
 #include <ATen/ops/softplus.h>
 
 #include <cmath>
+#include <vector>
 
 #include "hotswap/layers/wide.h"
 
@@ -84,6 +85,21 @@ GatedDeltaInputs GatedDeltaNet::inputs(const Projected& in, const Tensor& mixed)
           .beta = at::sigmoid(in.b)};
 }
 
+// torch's exponentials of a vector and of what is left at its end have other bits: where rows are to have their own,
+// each is computed by itself.
+Tensor GatedDeltaNet::stepped(const Projected& in, const Tensor& mixed, const Tensor& state,
+                              const ForwardContext& context) const {
+  const StepBatch* step = context.attention.sequence().step;
+  if (step == nullptr || !step->exact_rows) return gated_delta_step(inputs(in, mixed), state);
+  std::vector<Tensor> rows;
+  for (int64_t i = 0; i < mixed.size(0); ++i) {
+    const auto row = [&](const Tensor& t) { return t.narrow(0, i, 1); };
+    const Projected one{.qkv = {}, .gate = {}, .b = row(in.b), .a = row(in.a)};
+    rows.push_back(gated_delta_step(inputs(one, row(mixed)), row(state)));
+  }
+  return at::cat(rows, 0);
+}
+
 Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context) const {
   const GatedDeltaNetOptions& o = options_;
   const Projected in = projected(without_padding(x, context));
@@ -94,11 +110,11 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context) co
                                     {batch, o.heads, o.key_dim, o.value_dim});
   }
   const Tensor mixed = conv1d_.forward(in.qkv.transpose(1, 2), context, states.conv).transpose(1, 2);
-  GatedDeltaInputs rule = inputs(in, mixed);
   Tensor y;  // [batch, time, heads, value_dim]
   if (is_step(x, context)) {
-    y = gated_delta_step(rule, states.ssm);
+    y = stepped(in, mixed, states.ssm, context);
   } else {
+    GatedDeltaInputs rule = inputs(in, mixed);
     rule.initial_state = initial_state(context, states.ssm);
     rule.seq_idx = if_defined(context.seq_idx);
     Tensor last;
