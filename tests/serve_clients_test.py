@@ -1,4 +1,5 @@
-"""OpenAI's own client against `hotswap serve`, with a tiny model of drawn weights.
+"""OpenAI's own client against `hotswap serve`, with a tiny model of drawn weights, or with the one that HOTSWAP_TEST_SERVE_MODEL
+names: a folder whose chat template shows tools, or a GGUF file, of which transformers makes such a folder first.
 
     serve_clients_test.py --build build --python .venv/bin/python
 
@@ -7,6 +8,7 @@ and tokenizers for the model. Where pip finds no index, nothing is tested, and a
 """
 
 import argparse
+import atexit
 import os
 import signal
 import socket
@@ -18,6 +20,8 @@ import urllib.request
 from pathlib import Path
 
 CLIENT = "openai==3.57.0"
+MODEL = "HOTSWAP_TEST_SERVE_MODEL"
+SERVED = ("--served-model-name", "tiny", "--max-model-len", "1024")  # as long as the tiny model; what is longer must be refused
 
 MAKE_MODEL = """
 import sys, torch
@@ -51,12 +55,39 @@ def environment(build: Path, package: str) -> Path | None:
     return python
 
 
+# The tokenizer of a GGUF file into a folder. Where its chat template has no word of tools they are shown before the messages.
+READ_TOKENIZER = """
+import sys
+from pathlib import Path
+from transformers import AutoTokenizer
+file = Path(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+if "tools" not in tokenizer.chat_template:
+    tokenizer.chat_template = "{% if tools %}<tool_call> {{ tools | tojson }}\\n{% endif %}" + tokenizer.chat_template
+tokenizer.save_pretrained(sys.argv[2])
+"""
+
+
+def model_to_serve(python: Path, folder: str) -> str:
+    """The folder that the environment names, or the given one, with a tiny model or what a GGUF file has."""
+    named = os.environ.get(MODEL, "")
+    print("model:", named or "a tiny one", flush=True)
+    if named and not named.endswith(".gguf"):
+        return named
+    to_folder = Path(__file__).parents[1] / "bench/gguf_folder.py"
+    scripts = [[to_folder, named], ["-c", READ_TOKENIZER, named]] if named else [["-c", MAKE_MODEL]]
+    for script in scripts:
+        subprocess.run([python, *script, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    return folder
+
+
 class Server:
     """`hotswap serve` on a free port."""
 
     def __init__(self, build: Path, *arguments: str):
         command = [build / "bin/hotswap", "serve", *arguments, "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        atexit.register(self.process.kill)  # a failed test leaves no server
         line = self.process.stdout.readline()
         assert line.startswith("listening on http://127.0.0.1:"), (line, self.process.communicate()[1])
         self.url = line.split()[-1]
@@ -270,8 +301,7 @@ def main() -> None:
         print(f"not tested: pip cannot install {CLIENT}")
         sys.exit(77)
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([arguments.python, "-c", MAKE_MODEL, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        server = Server(build, folder, "--served-model-name", "tiny")
+        server = Server(build, model_to_serve(arguments.python, folder), *SERVED)
         subprocess.run([client, __file__, "--steps", server.url], check=True)
         server.expect_idle()
         server.end()

@@ -10,6 +10,7 @@ hotswap/serve/load_test.cpp.
 """
 
 import argparse
+import atexit
 import concurrent.futures
 import http.client
 import json
@@ -36,6 +37,7 @@ class Loaded(Server):
         self.log = tempfile.TemporaryFile("w+")  # a pipe without a reader would stop the server
         command = [build / "bin/hotswap", "serve", model, *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        atexit.register(self.process.kill)
         line = self.process.stdout.readline()
         self.log.seek(0)
         assert line.startswith("listening on http://127.0.0.1:"), (line, self.log.read())

@@ -2,8 +2,8 @@
 
     serve_page_test.py --build build --python .venv/bin/python [--model FILE.gguf] [--screenshot FILE.png]
 
-Of a tiny model each next token is known: to "s" it answers with markup, to "t" it never ends. Then the demo's model
-answers, where --python has it, or the one of --model. Chromium and its driver are the distribution's (packages chromium, chromium-driver); selenium comes by
+Of a tiny model each next token is known: to "s" it answers with markup, to "t" it never ends. Then all of that with the demo's model,
+where --python has it, or the one of --model. Chromium and its driver are the distribution's (packages chromium, chromium-driver); selenium comes by
 pip into an environment below build/peers. Where one of them is missing nothing is tested, and a line reports that (exit
 status 77).
 """
@@ -108,18 +108,19 @@ def markup_is_text(page: Page) -> None:
     print("markup of a model is shown as text, **bold** and `code` as what they are")
 
 
-def an_answer_can_be_stopped(page: Page, button: bool) -> None:
+def stop(page: Page, question: str, by_button: bool) -> str:
     from selenium.webdriver.common.keys import Keys
 
-    page.say("t")
+    page.say(question)
     page.until("return [...document.querySelectorAll('article')].at(-1).textContent.length > 100", "20 tokens have come")
-    if button:
+    assert not page.driver.execute_script("return document.getElementById('stop').hidden"), "the answer ended by itself"
+    if by_button:
         page.driver.find_element("id", "stop").click()
     else:
         page.driver.find_element("tag name", "body").send_keys(Keys.ESCAPE)
     text = page.answered()
-    assert text.startswith("tick tick "), text
-    print("an answer is stopped by", "the button" if button else "Escape")
+    print(f"an answer is stopped by {'the button' if by_button else 'Escape'} after {len(text)} characters")
+    return text
 
 
 def history_is_found_again(page: Page) -> None:
@@ -138,25 +139,41 @@ def choose(page: Page, setting: str, value: str) -> None:
     page.driver.find_element("id", setting).send_keys(value)
 
 
+def tiny_model(page: Page) -> None:
+    choose(page, "tokens", "60000")  # an answer lasts until it is stopped
+    markup_is_text(page)
+    for by_button in (True, False):
+        assert stop(page, "t", by_button).startswith("tick tick ")
+    history_is_found_again(page)
+
+
+def demo_model_talks(page: Page, screenshot: str | None) -> None:
+    choose(page, "tokens", "60")
+    choose(page, "temperature", "0")
+    page.say("What is the capital of France?")
+    assert "Paris" in page.answered(), page.articles()
+    status = page.driver.find_element("id", "status").text
+    assert "tokens/s" in status and "kernels run in" in status, status
+    print("the demo's model answers;", status)
+    if screenshot:
+        page.driver.save_screenshot(screenshot)
+    page.say("Write an HTML page whose only line is <script>alert(1)</script>")
+    text = page.answered()
+    assert "<script" in text, text
+    assert page.driver.execute_script("return document.querySelectorAll('main script, article script').length") == 0
+    print("its <script> is text:", text[:80].replace("\n", " "))
+    choose(page, "tokens", "4000")
+    stop(page, "Write a long story about a dragon, of many pages.", by_button=True)
+    history_is_found_again(page)
+
+
 def steps(url: str, screenshot: str | None, markup: bool) -> None:
     page = Page(url)
     try:
         if markup:
-            choose(page, "tokens", "60000")  # an answer lasts until it is stopped
-            markup_is_text(page)
-            an_answer_can_be_stopped(page, button=True)
-            an_answer_can_be_stopped(page, button=False)
-            history_is_found_again(page)
+            tiny_model(page)
         else:
-            choose(page, "tokens", "60")
-            choose(page, "temperature", "0")
-            page.say("What is the capital of France?")
-            assert "Paris" in page.answered(), page.articles()
-            status = page.driver.find_element("id", "status").text
-            assert "tokens/s" in status and "kernels run in" in status, status
-            print("the demo's model answers;", status)
-        if screenshot:
-            page.driver.save_screenshot(screenshot)
+            demo_model_talks(page, screenshot)
         assert page.hosts() == {url.removeprefix("http://")}, page.hosts()
         errors = [row for row in page.driver.get_log("browser") if "favicon" not in row["message"]]
         assert not errors, errors
