@@ -1,4 +1,5 @@
-"""litellm, langchain-openai and lm-evaluation-harness against `hotswap serve`, with a tiny model of drawn weights.
+"""litellm, langchain-openai and lm-evaluation-harness against `hotswap serve`, with a tiny model of drawn weights,
+or with the one that HOTSWAP_TEST_SERVE_MODEL names (see serve_clients_test.py).
 
     HOTSWAP_TEST_CLIENTS_PYTHON=DIR/bin/python serve_frameworks_test.py --build build --python .venv/bin/python
 
@@ -29,7 +30,7 @@ TOOL = {"type": "function", "function": {"name": "set_answer", "description": "S
 SCORE = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval(), PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32).eval(), PreTrainedTokenizerFast.from_pretrained(sys.argv[1])
 out = []
 for context, continuation in json.loads(sys.argv[2]):
     first = len(tokenizer(context, add_special_tokens=False).input_ids)
@@ -212,13 +213,13 @@ def main() -> None:
     if not clients:
         print(f"not tested: {VARIABLE} names no Python with litellm, langchain-openai and lm_eval")
         sys.exit(77)
-    from serve_clients_test import MAKE_MODEL, Server
+    from serve_clients_test import SERVED, Server, model_to_serve
 
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([arguments.python, "-c", MAKE_MODEL, folder], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        server = Server(arguments.build.resolve(), folder, "--served-model-name", "tiny")
+        model = model_to_serve(arguments.python, folder)
+        server = Server(arguments.build.resolve(), model, *SERVED, "--dtype", "float32")  # as the scores
         environment = {**os.environ, "HOTSWAP_SCORER": str(arguments.python.absolute()), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-        done = subprocess.run([clients, __file__, "--steps", server.url, folder], env=environment)
+        done = subprocess.run([clients, __file__, "--steps", server.url, model], env=environment)
         server.expect_idle()
         server.end()
     sys.exit(done.returncode)

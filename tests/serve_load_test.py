@@ -19,7 +19,6 @@ import random
 import resource
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -186,8 +185,9 @@ def many_requests(server: Loaded, count: int) -> None:
         server.expect_idle()
         return server.status("VmRSS")
 
-    # A leak is in each part. What comes once is in some: 100 kB for one more thread that is busy at the same time as the
-    # others, 2 MB for one more cache of the tokenizer's words, of which there are as many as cores. So the median counts.
+    # A leak is in each part. What comes once is in some, on a busy machine in half of them: 100 kB for one more thread that is
+    # busy at the same time as the others, 2 MB for one more cache of the tokenizer's words, of which threads that encode at the
+    # same time have one each; what is free of them stays with the thread's arena of glibc's. So the lowest quarter counts.
     start = time.monotonic()
     part = count // PARTS
     sizes = [run(count // 4)] + [run(part) for _ in range(PARTS)]
@@ -195,7 +195,7 @@ def many_requests(server: Loaded, count: int) -> None:
     growth = [later - earlier for earlier, later in zip(sizes, sizes[1:])]
     print(f"{count} requests, {rate:.0f} a second: kB more after each {part} of them: {growth};", server.memory())
     # What a request holds is hundreds of bytes: its tokens, its settings. Below 64 kB the pages of threads' free blocks vary.
-    assert statistics.median(growth) <= max(64, part * 64 / 1024), "it grows with its requests"
+    assert sorted(growth)[PARTS // 4] <= max(64, part * 64 / 1024), "it grows with its requests"
 
 
 def killed(build: Path, model: str, server: Loaded) -> None:
