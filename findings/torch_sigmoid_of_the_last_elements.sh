@@ -18,8 +18,8 @@ x = 3 * torch.randn(4096, 64, generator=torch.Generator().manual_seed(0))
 
 
 def differ(function):
-    alone = torch.stack([function(row[:4].clone()) for row in x])
-    return int((function(x)[:, :4] != alone).sum())
+    single = torch.stack([function(row[:4].clone()) for row in x])
+    return int((function(x)[:, :4] != single).sum())
 
 
 seen = {f.__name__: differ(f) for f in (torch.sigmoid, functional.silu, functional.softplus, torch.tanh, torch.exp, functional.gelu)}

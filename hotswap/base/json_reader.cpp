@@ -21,13 +21,13 @@ class Builder : public nlohmann::json_sax<Node> {
   bool boolean(bool value) override { return add(value) != nullptr; }
   bool number_integer(int64_t value) override { return add(value) != nullptr; }
   bool number_unsigned(uint64_t value) override {
-    const bool fits = value <= static_cast<uint64_t>(INT64_MAX) || !limits_.exact_numbers;
+    const bool fits = value <= static_cast<uint64_t>(INT64_MAX) || !limits_.exact_values;
     return fits ? add(value) != nullptr : fail(JsonFault::kNumber, "a number beyond 64 bits");
   }
   bool number_float(double value, const std::string& text) override {
-    if (limits_.exact_numbers && text.find_first_of(".eE") == std::string::npos)
+    if (limits_.exact_values && text.find_first_of(".eE") == std::string::npos)
       return fail(JsonFault::kNumber, "a number beyond 64 bits");
-    if (limits_.exact_numbers && !std::isfinite(value)) return fail(JsonFault::kNumber, "a number that is not finite");
+    if (limits_.exact_values && !std::isfinite(value)) return fail(JsonFault::kNumber, "a number that is not finite");
     return add(value) != nullptr;
   }
   bool string(std::string& value) override { return add(std::move(value)) != nullptr; }

@@ -11,9 +11,9 @@
 namespace hotswap {
 
 struct JsonLimits {
-  int64_t nesting;             // of objects and lists in one another
-  bool equal_keys = false;     // the last of equal keys counts, where they are not refused
-  bool exact_numbers = false;  // refuses whole numbers beyond 64 bits, which are rounded, and what is not finite
+  int64_t nesting;            // of objects and lists in one another
+  bool equal_keys = false;    // the last of equal keys counts, where they are not refused
+  bool exact_values = false;  // refuses whole numbers beyond 64 bits, which are rounded, and what is not finite
 };
 
 enum class JsonFault : uint8_t { kNone, kSyntax, kNesting, kEqualKeys, kNumber };

@@ -272,8 +272,9 @@ void add_engine_flags(CLI::App& verb, ServeFlags& flags) {
   verb.add_option("--max-model-len", flags.max_model_len,
                   "Tokens of a prompt and its answer; default: the model's max_position_embeddings")
       ->check(CLI::Range(2, 100000000));
-  verb.add_option("--chunk", engine.chunk,
-                  "Tokens of a prompt that run between two steps of other sequences; of several together twice as many")
+  verb.add_option(
+          "--chunk", engine.chunk,
+          "Tokens of a prompt that run between two steps of other sequences; of several prompts twice as many in total")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();
   verb.add_option("--prefix-cache", flags.prefix_tokens,

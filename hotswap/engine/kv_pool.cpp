@@ -46,10 +46,11 @@ KvPool::KvPool(at::Device device, const KvPoolOptions& options) : device_(device
 
 const KvPool::Entry& KvPool::at(int64_t sequence) const {
   if (const auto found = entries_.find(sequence); found != entries_.end()) return found->second;
-  throw Error({.kind = ErrorKind::kNotFound,  // a step asks some hundred times: no text is made before it is needed
-               .wanted = "the id of a sequence in the pool",
-               .got = cat(sequence),
-               .next = "take one from acquire() that was not released"});
+  throw Error(
+      {.kind = ErrorKind::kNotFound,  // looked up some hundred times a step: no text is made before it is needed
+       .wanted = "the id of a sequence in the pool",
+       .got = cat(sequence),
+       .next = "take one from acquire() that was not released"});
 }
 
 KvPool::Entry& KvPool::at(int64_t sequence) { return const_cast<Entry&>(std::as_const(*this).at(sequence)); }

@@ -19,10 +19,10 @@ void append_bytes(std::vector<uint8_t>& bytes, std::span<const T> values) {
   bytes.insert(bytes.end(), begin, begin + values.size_bytes());
 }
 
-// Of numbers that follow one another.
-int64_t runs_of(const std::vector<int64_t>& numbers) {
+// Of pages that follow one another.
+int64_t runs_of(const std::vector<int64_t>& pages) {
   int64_t runs = 1;
-  for (size_t i = 1; i < numbers.size(); ++i) runs += numbers[i] == numbers[i - 1] + 1 ? 0 : 1;
+  for (size_t i = 1; i < pages.size(); ++i) runs += pages[i] == pages[i - 1] + 1 ? 0 : 1;
   return runs;
 }
 

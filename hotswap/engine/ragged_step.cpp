@@ -27,7 +27,7 @@ Tensor as_one_row(const Tensor& pages) {
   throw Error({.kind = ErrorKind::kInternal,
                .wanted = "layers that write their own keys and values, in a ragged step",
                .got = "another layer",
-               .next = "ask RaggedStep::serves() before"});
+               .next = "check RaggedStep::serves() before"});
 }
 
 }  // namespace
@@ -48,7 +48,7 @@ bool RaggedStep::serves(CausalLM& model) {
   return all && found == config.num_hidden_layers;
 }
 
-// Of each sequence one place stays free: there tokens of no prompt write.
+// Of each sequence one slot stays free: there tokens of no prompt write.
 bool RaggedStep::serves(const KvPool& pool, const StepRow& row) {
   if (!pool.one_page_each() || pool.recurs() || pool.layers_.empty() || row.adapter >= 0 || row.drawn >= 0)
     return false;

@@ -2,7 +2,7 @@
 // again: what else is launch after launch is one launch then. Rows are padded with tokens of no prompt; what they write
 // is where nothing is kept yet.
 //
-// Layers see a step of one new token a row. Attention alone knows prompts (StepBatch::is_ragged).
+// Layers see a step of one new token a row. Only attention knows prompts (StepBatch::is_ragged).
 #pragma once
 
 #include <compare>

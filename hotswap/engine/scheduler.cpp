@@ -319,7 +319,7 @@ Scheduler::Launched Scheduler::launch(const Launched& before) {
         std::any_of(out.ids.begin(), out.ids.end(), [&](int64_t id) { return at(id).sequence.constraint != nullptr; });
     if (!needs_tokens) draw(out);
   }
-  keep_prompts();  // behind the draw, for whose tokens somebody waits
+  keep_prompts();  // after the draw, for whose tokens clients wait
   return out;
 }
 

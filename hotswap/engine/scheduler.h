@@ -39,7 +39,7 @@ struct SchedulerOptions {
   int64_t max_tokens = 0;     // these three: see KvPoolOptions
   int64_t page_size = 0;
   int64_t pages = 0;
-  // Tokens of a prompt that one step runs, and of several together no more than twice as many: those that came first
+  // Tokens of a prompt that one step runs, and of several in total no more than twice as many: those that came first
   // before the others. 0: all of all.
   int64_t chunk = 0;
   ForwardGroups groups = {};

@@ -23,7 +23,7 @@ Tensor last_logits(CausalLM& model, const StepBatch& batch, StepMemory& memory) 
       .logits.select(1, 0);  // [batch, vocab]
 }
 
-// What is not the one token behind others.
+// What is not the one token after others.
 bool is_of_prompt(const KvPool& pool, const StepRow& row) {
   return row.tokens.size() > 1 || pool.length(row.sequence) == 0;
 }

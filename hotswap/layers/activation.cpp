@@ -18,7 +18,9 @@ namespace hotswap {
 namespace {
 
 // Each in the order of operations of transformers/activations.py: in bfloat16 every step rounds.
-Tensor silu(const Tensor& x) { return in_whole_vectors(x, [](const Tensor& all) { return at::silu(all); }); }
+Tensor silu(const Tensor& x) {
+  return in_whole_vectors(x, [](const Tensor& all) { return at::silu(all); });
+}
 Tensor gelu(const Tensor& x) { return at::gelu(x); }
 Tensor gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
 

@@ -25,7 +25,7 @@ struct GatedDeltaInputs {
 // All tokens, with gradients. -> y like v; S after the last token, float32
 std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaInputs& inputs);
 
-// One token, time 1: `state`, float32, is written in place. -> y like v
+// One token, time 1: `state`, float32, is updated. -> y like v
 Tensor gated_delta_step(const GatedDeltaInputs& inputs, const Tensor& state);
 
 }  // namespace hotswap

@@ -14,7 +14,7 @@
 namespace hotswap {
 
 struct SelfAttentionOptions {
-  int64_t layer = 0;  // its place in the cache
+  int64_t layer = 0;  // its index in the cache
   int64_t hidden_size, num_heads, num_kv_heads, head_dim;
   bool qkv_bias = false, output_bias = false;
   std::optional<RMSNormOptions> qk_norm = std::nullopt;  // of every query and key head, before the rotary embedding

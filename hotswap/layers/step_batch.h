@@ -45,7 +45,7 @@ struct StepBatch {
   // Of static shape, too: each row is one token of a prompt, and a prompt's tokens follow one another. Where they are
   // and what they see only the device knows: all pages are one row of tokens, [tokens, kv_heads, head_dim], in which
   // the keys of i are [key_start[i], key_start[i] + seq_lens[i]); query_start and seq_lens are of these, too. The first
-  // one, and any other, may have no tokens. Rows behind query_start's last element have none.
+  // one, and any other, may have no tokens. Rows after query_start's last element have none.
   bool is_ragged = false;
   Tensor key_start;      // [prompts + 1] int32: from 0, never falling
   Tensor cache_rows;     // [batch] int64: where in that row of tokens each new one's keys and values are written

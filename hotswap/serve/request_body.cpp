@@ -8,7 +8,7 @@ namespace {
 constexpr int kMaxBodyNesting = 64;
 
 Json parsed(const std::string& text) {
-  JsonDocument body = read_json(text, {.nesting = kMaxBodyNesting, .exact_numbers = true});
+  JsonDocument body = read_json(text, {.nesting = kMaxBodyNesting, .exact_values = true});
   if (body.fault == JsonFault::kEqualKeys) {
     bad_request({"each key once in the request", body.what, "keep one of the two: readers differ in which they take",
                  "", "invalid_json"});
@@ -25,7 +25,7 @@ Json parsed(const std::string& text) {
 }  // namespace
 
 JsonDocument read_json_text(std::string_view text) {
-  return read_json(text, {.nesting = kMaxBodyNesting, .equal_keys = true, .exact_numbers = true});
+  return read_json(text, {.nesting = kMaxBodyNesting, .equal_keys = true, .exact_values = true});
 }
 
 std::string json_problem(std::string_view text) { return read_json_text(text).what; }

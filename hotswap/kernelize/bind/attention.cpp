@@ -232,7 +232,7 @@ Tensor attend(const AttentionOps* ops, const Tensor& q, const Tensor& k, const T
   return run_attention(call, q.squeeze(0), k.squeeze(0), v.squeeze(0)).unsqueeze(0);
 }
 
-// Sequences of a step, one behind the other, over the pages of all.
+// Sequences of a step, one after the other, over the pages of all.
 Tensor attend_ragged(const AttentionOps* ops, const Tensor& q, const Tensor& k, const Tensor& v,
                      const AttentionOptions& o, const StepBatch& step) {
   AttentionCall call{ops, o, std::nullopt};

@@ -72,7 +72,7 @@ inline Tensor as_int32(const Tensor& given, int64_t count, const Device& device)
   return torch::stable::contiguous(given);
 }
 
-// cu_seqlens_q [sequences + 1]: how many numbers those are.
+// cu_seqlens_q [sequences + 1]: how many elements those are.
 inline int64_t ends_of(const Packed& p) {
   check_tensor(p.cu_q.dim() == 1 && p.cu_q.size(0) >= 1, p.cu_q, "[sequences + 1]; got ", shape_of(p.cu_q),
                "; it begins with 0, also without sequences");

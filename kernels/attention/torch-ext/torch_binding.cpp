@@ -151,11 +151,11 @@ FourTensors attention_varlen_bwd(const Tensor& dout, const Tensor& q, const Tens
 
 // ---- decode
 
-View new_rows(const Call& c, const Tensor& given, int64_t numbers) {
+View new_rows(const Call& c, const Tensor& given, int64_t dim) {
   kernels::check_same_dtype(given, c.dtype, "q");
   View fresh = view_of(given, 4, c.device);
-  check_tensor(fresh.batch == c.q.batch && fresh.heads == c.k.heads && fresh.numbers == numbers, given, "[", c.q.batch,
-               ", new rows, ", c.k.heads, ", ", numbers, "]; got ", shape_of(given), "; reshape it");
+  check_tensor(fresh.batch == c.q.batch && fresh.heads == c.k.heads && fresh.numbers == dim, given, "[", c.q.batch,
+               ", new rows, ", c.k.heads, ", ", dim, "]; got ", shape_of(given), "; reshape it");
   return fresh;
 }
 

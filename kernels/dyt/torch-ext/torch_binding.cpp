@@ -32,7 +32,7 @@ Tensor parameter(const Tensor& t, int64_t size, const Device& device) {
   const Tensor read = device.is_cpu() ? torch::stable::to(t, kernels::ScalarType::Float) : t;
   return read.is_contiguous() ? read : torch::stable::contiguous(read);
 }
-Parameter numbers(const Tensor& t) { return {t.data_ptr(), dtype_of(t)}; }
+Parameter values(const Tensor& t) { return {t.data_ptr(), dtype_of(t)}; }
 
 Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::optional<Tensor> beta) {
   const DType dtype = dtype_of(x);
@@ -44,9 +44,9 @@ Tensor forward(const Tensor& x, const Tensor& alpha, const Tensor& gamma, std::o
   const Forward args{.dtype = dtype,
                      .y = y.data_ptr(),
                      .x = in.data,
-                     .alpha = numbers(a),
-                     .gamma = numbers(g),
-                     .beta = b ? numbers(*b) : Parameter{},
+                     .alpha = values(a),
+                     .gamma = values(g),
+                     .beta = b ? values(*b) : Parameter{},
                      .rows = in.rows,
                      .cols = in.cols,
                      .x_stride = in.stride,
@@ -89,8 +89,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& dy, const Tens
                 .partial_beta = nullptr,
                 .dy = gradient.data,
                 .x = in.data,
-                .alpha = numbers(a),
-                .gamma = numbers(g),
+                .alpha = values(a),
+                .gamma = values(g),
                 .rows = in.rows,
                 .cols = in.cols,
                 .dy_stride = gradient.stride,

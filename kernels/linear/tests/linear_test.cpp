@@ -253,8 +253,8 @@ TEST(Linear, LargestIsWhereTorchFindsIt) {
 TEST(Linear, LargestRefusesWhatDoesNotFit) {
   const auto place = [](int64_t rows, at::ScalarType type = at::kLong) { return at::zeros({rows}, type).to(device()); };
   const auto x = [](at::IntArrayRef sizes) { return at::zeros(sizes).to(device()); };
-  const auto refused = [](const Tensor& place, const Tensor& x, const std::vector<std::string>& words) {
-    expect_refusal([&] { package().call("largest_", place, x, none(), none()); }, words);
+  const auto refused = [](const Tensor& at, const Tensor& x, const std::vector<std::string>& words) {
+    expect_refusal([&] { package().call("largest_", at, x, none(), none()); }, words);
   };
   refused(place(2), x({2, 0}), {"at least one", "[2, 0]"});
   refused(place(3), x({2, 4}), {"expected place as 2 int64", "[3]"});

@@ -223,7 +223,7 @@ void largest(const Tensor& place, const Tensor& x, const std::optional<Tensor>& 
   const kernels::Device device = kernels::device_of(x);
   const kernels::DType dtype = kernels::dtype_of(x);
   const Rows in = kernels::as_rows(x, device);
-  check_tensor(in.cols > 0 && in.cols <= INT32_MAX, x, "[..., numbers], at least one; got ", kernels::shape_of(x),
+  check_tensor(in.cols > 0 && in.cols <= INT32_MAX, x, "[..., elements], at least one; got ", kernels::shape_of(x),
                "; there is no argmax of none");
   const auto check_places = [&](const Tensor& t, bool fits, const auto&... parts) {
     kernels::check_device(t, device);

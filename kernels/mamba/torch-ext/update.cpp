@@ -27,7 +27,7 @@ struct Shapes {
     return {call.view(t, 0, 2, -1), t.stride(1)};
   }
   // [heads, dim] or [dim]
-  update::Heads numbers(const MaybeTensor& t, const update::Problem& p) const {
+  update::Heads values(const MaybeTensor& t, const update::Problem& p) const {
     if (!t) return {};
     if (!heads) {
       call.shape(*t, {p.dim}, "[channels]");
@@ -83,8 +83,8 @@ Tensor selective_state_update(const Tensor& state, const Tensor& x, const Tensor
   }
   p.b = shapes.coefficients(B, p);
   p.c = shapes.coefficients(C, p);
-  p.d = shapes.numbers(D, p);
-  p.dt_bias = shapes.numbers(dt_bias, p);
+  p.d = shapes.values(D, p);
+  p.dt_bias = shapes.values(dt_bias, p);
   Tensor kept;
   p.indices = call.rows(state_indices, p.batch, state.size(0), kept);
   Tensor y = kernels::empty_like(x, p.x.view.type);
