@@ -156,6 +156,22 @@ TEST_P(RaggedOnGpu, EachPromptHasTheTokensOfABatchOfOne) {
   }
 }
 
+// The first forward of a step makes the memory without which the others' rows had no ragged step.
+TEST_P(RaggedOnGpu, ManyPromptsOfTheFirstStepHaveThemToo) {
+  const auto model = tiny(GetParam(), test_support::gpu(), at::kBFloat16, 64);
+  prepare(*model, kinds()[2]);
+  Scheduler scheduler(*model, {.max_sequences = 48, .max_tokens = 120});
+  std::vector<Ids> prompts;
+  for (int64_t i = 0; i < 48; ++i) prompts.push_back(prompt_of(i, i % 2 == 0 ? 3 : 70));
+  for (const Ids& prompt : prompts)
+    scheduler.join({.tokens = prompt, .sampler = greedy(*model), .stop = {.max_new_tokens = kNew}});
+  while (!scheduler.idle()) scheduler.step();
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const Sequence done = scheduler.take(static_cast<int64_t>(i));
+    expect_same({test_support::new_ids(done)}, single(*model, prompts[i]), 3e-2, cat(GetParam(), ", prompt ", i));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Models, RaggedOnGpu, testing::Values("llama", "mistral", "qwen2", "qwen3"),
                          [](const auto& info) { return std::string(info.param); });
 

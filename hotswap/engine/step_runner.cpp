@@ -67,7 +67,7 @@ StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups, bool
   takes_ragged_ = why_not_.empty() && !groups.single_prompts && !groups.whole_steps && RaggedStep::serves(model);
 }
 
-bool StepRunner::is_ragged(const StepRow& row) const {
+bool StepRunner::takes_ragged(const StepRow& row) const {
   return takes_ragged_ && is_of_prompt(pool_, row) && RaggedStep::serves(pool_, row);
 }
 
@@ -79,13 +79,12 @@ int64_t StepRunner::captured_shapes() const {
   return std::count_if(captured_.begin(), captured_.end(), [](const auto& entry) { return entry.second.recorded; });
 }
 
-// Indices of rows, those of each forward.
-std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<StepRow>& rows) const {
+std::vector<StepRunner::Forward> StepRunner::forwards_of(const std::vector<StepRow>& rows) const {
   using Form = std::tuple<size_t, bool, int64_t>;  // new tokens, whether they are first ones, company
   std::map<Form, std::vector<int64_t>> forms;
   std::vector<int64_t> ragged;
   for (size_t i = 0; i < rows.size(); ++i) {
-    if (is_ragged(rows[i])) {
+    if (takes_ragged(rows[i])) {
       ragged.push_back(static_cast<int64_t>(i));
       continue;
     }
@@ -94,19 +93,19 @@ std::vector<std::vector<int64_t>> StepRunner::forwards_of(const std::vector<Step
   }
   const auto pool_row = [&](int64_t i) { return pool_.row(rows[i].sequence); };
   const auto by_pool_row = [&](int64_t a, int64_t b) { return pool_row(a) < pool_row(b); };
-  std::vector<std::vector<int64_t>> forwards;
+  std::vector<Forward> forwards;
   for (auto& [form, members] : forms) {
     std::sort(members.begin(), members.end(), by_pool_row);
     const bool decodes = std::get<0>(form) == 1 && !std::get<1>(form);
     const int64_t max_rows = decodes ? groups_.decode_rows : groups_.single_prompts ? 1 : 0;
     if (max_rows == 0) {
-      forwards.push_back(std::move(members));
+      forwards.push_back({std::move(members)});
     } else {
-      for (auto& group : split_at_gaps(members, max_rows, pool_row)) forwards.push_back(std::move(group));
+      for (auto& group : split_at_gaps(members, max_rows, pool_row)) forwards.push_back({std::move(group)});
     }
   }
   std::sort(ragged.begin(), ragged.end(), by_pool_row);
-  for (auto& group : ragged_groups(ragged, rows)) forwards.push_back(std::move(group));
+  for (auto& group : ragged_groups(ragged, rows)) forwards.push_back({std::move(group), /*is_ragged=*/true});
   return forwards;
 }
 
@@ -116,14 +115,14 @@ Tensor StepRunner::run(std::vector<StepRow> rows, const Tensor& drawn) {
   std::vector<Tensor> logits;
   std::vector<int64_t> index(rows.size());  // of each row in the logits of all forms
   int64_t done = 0;
-  const std::vector<std::vector<int64_t>> forwards = forwards_of(rows);
-  for (const auto& members : forwards) {
+  const std::vector<Forward> forwards = forwards_of(rows);
+  for (const auto& [members, is_ragged] : forwards) {
     std::vector<StepRow> group;
     for (const int64_t i : members) {
       index[i] = done++;
       group.push_back(std::move(rows[i]));
     }
-    logits.push_back(run_alike(std::move(group), drawn));
+    logits.push_back(run_forward(std::move(group), is_ragged, drawn));
     // Two forwards may be of one captured shape: the later one writes where the logits of the one before it are.
     if (forwards.size() > 1 && !captured_.empty()) logits.back() = logits.back().clone();
   }
@@ -134,8 +133,14 @@ Tensor StepRunner::run(std::vector<StepRow> rows, const Tensor& drawn) {
 }
 
 // Rows of one forward, by row of the pool. -> [rows, vocab]
-Tensor StepRunner::run_alike(std::vector<StepRow> rows, const Tensor& drawn) {
-  Tensor captured = run_captured(rows, drawn);
+Tensor StepRunner::run_forward(std::vector<StepRow> rows, bool is_ragged, const Tensor& drawn) {
+  std::optional<Shape> shape;
+  if (is_ragged) {
+    shape = RaggedStep::shape_for(rows);
+  } else if (const auto decode = StaticStep::shape_for(pool_, rows, groups_.whole_steps)) {
+    shape = *decode;
+  }
+  Tensor captured = run_captured(rows, shape, drawn);
   if (groups_.whole_steps) require_whole(rows, captured);
   if (captured.defined()) return captured;
   KvStep step(pool_, std::move(rows), drawn, /*exact_rows=*/groups_.decode_rows > 0);
@@ -156,19 +161,15 @@ void StepRunner::require_whole(const std::vector<StepRow>& rows, const Tensor& l
                .next = "serve without --exact, or on the CPU"});
 }
 
-std::optional<StepRunner::Shape> StepRunner::shape_for(const std::vector<StepRow>& rows) const {
-  if (is_ragged(rows.front())) return RaggedStep::shape_for(rows);
-  return StaticStep::shape_for(pool_, rows, groups_.whole_steps);
-}
-
 // Undefined: nothing has run. A shape's first step runs as it will be captured, and its second one captures it.
-Tensor StepRunner::run_captured(const std::vector<StepRow>& rows, const Tensor& drawn) {
-  if (!why_not_.empty()) return {};
-  const auto shape = shape_for(rows);
+Tensor StepRunner::run_captured(const std::vector<StepRow>& rows, const std::optional<Shape>& shape,
+                                const Tensor& drawn) {
   if (!shape) return {};
+  const auto* ragged = std::get_if<RaggedStep::Shape>(&*shape);
+  std::string& why_not = ragged != nullptr ? why_not_ragged_ : why_not_;
+  if (ragged == nullptr && !why_not.empty()) return {};
   if (room_ != pool_.page_tokens()) captured_.clear();
   room_ = pool_.page_tokens();
-  const auto* ragged = std::get_if<RaggedStep::Shape>(&*shape);
   Captured& c = captured_[*shape];
   const bool is_first = !c.step;
   if (is_first) {
@@ -179,9 +180,8 @@ Tensor StepRunner::run_captured(const std::vector<StepRow>& rows, const Tensor& 
     }
     c.graph = std::move(*make_cuda_graph(pool_.device()));
   }
-  std::string& why_not = ragged != nullptr ? why_not_ragged_ : why_not_;
   if (!is_first && !c.recorded && why_not.empty()) why_not = record(c);
-  if (!why_not_.empty()) return {};
+  if (ragged == nullptr && !why_not.empty()) return {};  // rows of a ragged step have no other forward
   c.step->set(rows, drawn);
   if (c.recorded) {
     c.graph->replay();

@@ -57,11 +57,14 @@ class StepRunner {
     Tensor logits;  // of the last run, [shape's rows, vocab]
     bool recorded = false;
   };
-  std::vector<std::vector<int64_t>> forwards_of(const std::vector<StepRow>& rows) const;
-  Tensor run_alike(std::vector<StepRow> rows, const Tensor& drawn);
-  bool is_ragged(const StepRow& row) const;
-  std::optional<Shape> shape_for(const std::vector<StepRow>& rows) const;
-  Tensor run_captured(const std::vector<StepRow>& rows, const Tensor& drawn);
+  struct Forward {
+    std::vector<int64_t> members;  // indices of rows
+    bool is_ragged = false;        // of a RaggedStep, else rows of one form
+  };
+  std::vector<Forward> forwards_of(const std::vector<StepRow>& rows) const;
+  Tensor run_forward(std::vector<StepRow> rows, bool is_ragged, const Tensor& drawn);
+  bool takes_ragged(const StepRow& row) const;
+  Tensor run_captured(const std::vector<StepRow>& rows, const std::optional<Shape>& shape, const Tensor& drawn);
   void require_whole(const std::vector<StepRow>& rows, const Tensor& logits) const;
   void run_as_captured(Captured& captured);
   std::string record(Captured& captured);

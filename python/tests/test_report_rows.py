@@ -84,7 +84,12 @@ SHARED = "model.layers.*.shared_mlp"
 FALCON = linears("transformer.h.*.self_attention", *SPLIT, "dense") | linears("transformer.h.*.mlp", "dense_*h_to_h", "dense_h_to_*h")
 OF_GPT2 = (linears("transformer.h.*.attn", *SPLIT, "c_proj") | linears("transformer.h.*.mlp", "c_fc", "c_proj")
            | {("", "ForCausalLMLoss"), ("", "LinearCrossEntropy"), ("transformer.h.*.mlp.act", "NewGELU")})  # fmt: skip
+# Of LFM2 Python's matchers know no block whose norms have these names, and no activation is a module there.
+LFM2 = {(f"model.{name}", "AddRMSNorm") for name in ("embedding_norm", "layers.*.ffn_norm", "layers.*.operator_norm")} | {
+    ("model.layers.*.feed_forward.act_fn", "SiLU")}  # fmt: skip
+CONV = ("causal_conv1d_fn", "causal_conv1d_update")
 DIFFERENT = {
+    "lfm2": [LFM2 | {("model.layers.*.conv.conv", op) for op in CONV}, {("model.layers.*.conv", op) for op in CONV}],
     "phi3": [linears("model.layers.*", *(f"self_attn.{name}" for name in SPLIT), "mlp.gate_proj", "mlp.up_proj"),
              linears("model.layers.*", "self_attn.qkv_proj", "mlp.gate_up_proj")],
     "cohere": COHERE, "cohere2": COHERE, "glm": GATES, "glm4": GATES, "phi": NEW_GELU,
