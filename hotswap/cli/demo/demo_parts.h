@@ -13,7 +13,7 @@ struct DemoOptions {
   ModelFlags model;
   std::vector<std::string> data;  // text files to fine-tune on
   std::string output_dir = "hotswap-demo";
-  int64_t steps = 16, rows = 2, columns = 256, new_tokens = 48;
+  int64_t steps = 16, rows = 2, columns = 192, new_tokens = 48;
   double learning_rate = 2e-5;
   bool kernels = false;  // in a child: which variant it runs
   std::string step;      // in a child: "answer" or "train"
