@@ -1,8 +1,6 @@
 // The gated delta rule: linear attention whose state S, [key_dim, value_dim] of each head, a token first decays and
 // then corrects by what it lacks of the token's value at the token's key:
-//
-//   S = exp(g) S;   S = S + k (beta (v - S^T k))^T;   y = S^T q / sqrt(key_dim)
-//
+// S becomes exp(g) S, then S + k (beta (v - S^T k))^T, and y = S^T q / sqrt(key_dim)
 // with queries and keys of length 1. In float32 (float64 of such), in plain ATen: there is no slot, and no kernel.
 #pragma once
 

@@ -34,10 +34,10 @@ def test_layer_forward_and_backward(package, ops, dtype, beta):
     wide = [t.detach().double().requires_grad_() for t in inputs]
     want = (wide[1] * wide[0]).tanh() * wide[2] + (wide[3] if beta else 0)
     close(y, want)
-    wanted = torch.autograd.grad(want, wide, dy.double())
+    expected = torch.autograd.grad(want, wide, dy.double())
     # Alpha's is one sum of both signs, which may be near zero: it is rounded as its terms are.
     terms = (dy.double() * wide[2] * (1 - (wide[1] * wide[0]).tanh() ** 2) * wide[0]).detach()
-    for i, (a, b) in enumerate(zip(gradients, wanted, strict=True)):
+    for i, (a, b) in enumerate(zip(gradients, expected, strict=True)):
         close(a, b, terms.norm() if i == 1 else None)
 
 
