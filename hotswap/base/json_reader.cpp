@@ -17,20 +17,20 @@ class Builder : public nlohmann::json_sax<Node> {
   Builder(std::string_view text, const JsonLimits& limits, JsonDocument& out)
       : text_(text), limits_(limits), out_(out) {}
 
-  bool null() override { return add(nullptr) != nullptr; }
-  bool boolean(bool value) override { return add(value) != nullptr; }
-  bool number_integer(int64_t value) override { return add(value) != nullptr; }
+  bool null() override { return put(nullptr); }
+  bool boolean(bool value) override { return put(value); }
+  bool number_integer(int64_t value) override { return put(value); }
   bool number_unsigned(uint64_t value) override {
     const bool fits = value <= static_cast<uint64_t>(INT64_MAX) || !limits_.exact_values;
-    return fits ? add(value) != nullptr : fail(JsonFault::kNumber, "a number beyond 64 bits");
+    return fits ? put(value) : fail(JsonFault::kNumber, "a number beyond 64 bits");
   }
   bool number_float(double value, const std::string& text) override {
     if (limits_.exact_values && text.find_first_of(".eE") == std::string::npos)
       return fail(JsonFault::kNumber, "a number beyond 64 bits");
     if (limits_.exact_values && !std::isfinite(value)) return fail(JsonFault::kNumber, "a number that is not finite");
-    return add(value) != nullptr;
+    return put(value);
   }
-  bool string(std::string& value) override { return add(std::move(value)) != nullptr; }
+  bool string(std::string& value) override { return put(std::move(value)); }
   bool binary(Node::binary_t& /*value*/) override { return false; }  // no text has one
   bool start_object(size_t /*size*/) override { return begin(Node::object()) && (keys_.emplace_back(), true); }
   bool end_object() override { return keys_.pop_back(), end(); }
@@ -60,6 +60,7 @@ class Builder : public nlohmann::json_sax<Node> {
     if (parent.is_array()) return &parent.get_ref<Node::array_t&>().emplace_back(std::move(value));
     return &(members_of(parent)[member_].second = std::move(value));
   }
+  bool put(Node value) { return add(std::move(value)), true; }
   // As a list: emplace() of an ordered object would look for the key.
   static Node::object_t::Container& members_of(Node& object) { return object.get_ref<Node::object_t&>(); }
   bool begin(Node container) {

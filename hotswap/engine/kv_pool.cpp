@@ -55,6 +55,12 @@ const KvPool::Entry& KvPool::at(int64_t sequence) const {
 
 KvPool::Entry& KvPool::at(int64_t sequence) { return const_cast<Entry&>(std::as_const(*this).at(sequence)); }
 
+std::vector<StepRow> KvPool::by_row(std::vector<StepRow> rows) const {
+  std::sort(rows.begin(), rows.end(),
+            [&](const StepRow& a, const StepRow& b) { return row(a.sequence) < row(b.sequence); });
+  return rows;
+}
+
 // Companies follow one another in order: of each later one the first row becomes its last.
 int64_t KvPool::acquire(int64_t company) {
   require_pool(free_sequences() > 0, ErrorKind::kUnavailable,

@@ -58,6 +58,9 @@ class KvPool {
   void release(int64_t sequence);
   int64_t length(int64_t sequence) const { return at(sequence).length; }
   int64_t row(int64_t sequence) const { return at(sequence).row; }  // rows have no gaps: release() moves others there
+  std::vector<StepRow> by_row(std::vector<StepRow> rows) const;
+  // Of its prompt, or a chunk of it: not the one token after others.
+  bool is_of_prompt(const StepRow& row) const { return row.tokens.size() > 1 || length(row.sequence) == 0; }
   int64_t pages_for(int64_t tokens) const;  // of a sequence of that length; 0 without a page_size
   // Whether reserve() finds room.
   bool can_reserve(int64_t sequence, int64_t tokens) const;

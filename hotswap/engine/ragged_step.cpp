@@ -89,9 +89,7 @@ RaggedStep::RaggedStep(KvPool& pool, Shape shape)
 int64_t RaggedStep::page_begin(const StepRow& row) const { return pool_.row(row.sequence) * page_rows_; }
 
 void RaggedStep::set(const std::vector<StepRow>& rows, const Tensor& /*drawn*/) {
-  set_ = rows;
-  std::sort(set_.begin(), set_.end(),
-            [&](const StepRow& a, const StepRow& b) { return pool_.row(a.sequence) < pool_.row(b.sequence); });
+  set_ = pool_.by_row(rows);
   std::vector<int64_t> ids, positions, cache_rows, last, queries{0, 0}, keys{0}, lengths{0};
   for (const StepRow& row : set_) {
     const int64_t past = pool_.length(row.sequence), begin = page_begin(row);

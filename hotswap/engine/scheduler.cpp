@@ -286,11 +286,11 @@ std::vector<std::pair<int64_t, StepRow>> Scheduler::next_rows(const Launched& be
     Entry& entry = at(id);
     if (entry.new_tokens() >= entry.sequence.stop.max_new_tokens) continue;
     StepRow row = next_row(id, before);
-    const auto tokens = static_cast<int64_t>(row.tokens.size());
-    const bool is_of_prompt = tokens > 1 || pool_.length(entry.in_pool) == 0;
-    if (is_of_prompt && options_.chunk > 0 && of_prompts > 0 && of_prompts + tokens > kChunks * options_.chunk)
-      continue;
-    if (is_of_prompt) of_prompts += tokens;
+    if (pool_.is_of_prompt(row)) {
+      const auto tokens = static_cast<int64_t>(row.tokens.size());
+      if (options_.chunk > 0 && of_prompts > 0 && of_prompts + tokens > kChunks * options_.chunk) continue;
+      of_prompts += tokens;
+    }
     rows.emplace_back(id, std::move(row));
   }
   return rows;

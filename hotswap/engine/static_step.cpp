@@ -26,7 +26,7 @@ std::optional<StaticStep::Shape> StaticStep::shape_for(const KvPool& pool, const
   if (!pool.one_page_each() || rows.empty()) return std::nullopt;
   int64_t needed = 0;
   for (const StepRow& row : rows) {
-    if (row.tokens.size() != 1 || pool.length(row.sequence) == 0) return std::nullopt;
+    if (pool.is_of_prompt(row)) return std::nullopt;
     needed = std::max(needed, pool.row(row.sequence) + 1);
   }
   const int64_t bucket =
@@ -72,9 +72,7 @@ void StaticStep::set(const std::vector<StepRow>& rows, const Tensor& drawn) {
   }
   inputs_.copy_(staged(inputs, at::kLong, inputs_.device()).view({2, shape_.rows}), /*non_blocking=*/true);
   unknown.write(drawn, batch_.ids);
-  set_ = rows;
-  std::sort(set_.begin(), set_.end(),
-            [&](const StepRow& a, const StepRow& b) { return pool_.row(a.sequence) < pool_.row(b.sequence); });
+  set_ = pool_.by_row(rows);
 }
 
 void StaticStep::commit() {

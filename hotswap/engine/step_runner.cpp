@@ -23,11 +23,6 @@ Tensor last_logits(CausalLM& model, const StepBatch& batch, StepMemory& memory) 
       .logits.select(1, 0);  // [batch, vocab]
 }
 
-// What is not the one token after others.
-bool is_of_prompt(const KvPool& pool, const StepRow& row) {
-  return row.tokens.size() > 1 || pool.length(row.sequence) == 0;
-}
-
 // As many as fit a ragged step.
 std::vector<std::vector<int64_t>> ragged_groups(const std::vector<int64_t>& members, const std::vector<StepRow>& rows) {
   std::vector<std::vector<int64_t>> groups;
@@ -68,7 +63,7 @@ StepRunner::StepRunner(CausalLM& model, KvPool& pool, ForwardGroups groups, bool
 }
 
 bool StepRunner::takes_ragged(const StepRow& row) const {
-  return takes_ragged_ && is_of_prompt(pool_, row) && RaggedStep::serves(pool_, row);
+  return takes_ragged_ && pool_.is_of_prompt(row) && RaggedStep::serves(pool_, row);
 }
 
 int64_t StepRunner::company_of(int64_t adapter) const {
@@ -151,7 +146,7 @@ Tensor StepRunner::run_forward(std::vector<StepRow> rows, bool is_ragged, const 
 
 // Prompts have forwards of their own; what decodes has run as a whole step, or has no bits to rely on.
 void StepRunner::require_whole(const std::vector<StepRow>& rows, const Tensor& logits) const {
-  const auto of_prompt = [&](const StepRow& row) { return is_of_prompt(pool_, row); };
+  const auto of_prompt = [&](const StepRow& row) { return pool_.is_of_prompt(row); };
   if (logits.defined() || std::any_of(rows.begin(), rows.end(), of_prompt)) return;
   throw Error({.kind = ErrorKind::kUnsupported,
                .wanted =

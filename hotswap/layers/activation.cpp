@@ -18,9 +18,7 @@ namespace hotswap {
 namespace {
 
 // Each in the order of operations of transformers/activations.py: in bfloat16 every step rounds.
-Tensor silu(const Tensor& x) {
-  return in_whole_vectors(x, [](const Tensor& all) { return at::silu(all); });
-}
+Tensor silu(const Tensor& x) { return row_silu(x); }
 Tensor gelu(const Tensor& x) { return at::gelu(x); }
 Tensor gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
 
@@ -34,7 +32,7 @@ Tensor gelu_fast(const Tensor& x) {
   return at::mul(at::mul(x, 0.5), at::add(at::tanh(inner), 1.0));
 }
 
-Tensor gelu_quick(const Tensor& x) { return at::mul(x, at::sigmoid(at::mul(x, 1.702))); }
+Tensor gelu_quick(const Tensor& x) { return at::mul(x, row_sigmoid(at::mul(x, 1.702))); }
 
 Tensor relu_squared(const Tensor& x) { return at::pow(at::relu(x), 2.0); }
 

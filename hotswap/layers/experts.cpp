@@ -31,9 +31,7 @@
 namespace hotswap {
 namespace {
 
-Tensor expert_silu(const Tensor& x) {
-  return in_whole_vectors(x, [](const Tensor& all) { return at::silu(all); });
-}
+Tensor expert_silu(const Tensor& x) { return row_silu(x); }
 Tensor expert_gelu(const Tensor& x) { return at::gelu(x); }
 Tensor expert_gelu_tanh(const Tensor& x) { return at::gelu(x, "tanh"); }
 Tensor relu(const Tensor& x) { return at::relu(x); }
@@ -45,12 +43,12 @@ Tensor gated(const Tensor& gate, const Tensor& up, const ExpertsOptions&) {
 }
 
 Tensor swiglu_clamped(const Tensor& gate, const Tensor& up, const ExpertsOptions& o) {
-  return at::mul(at::silu(at::clamp_max(gate, o.limit)), at::clamp(up, -o.limit, o.limit));
+  return at::mul(row_silu(at::clamp_max(gate, o.limit)), at::clamp(up, -o.limit, o.limit));
 }
 
 Tensor swiglu_oai(const Tensor& gate, const Tensor& up, const ExpertsOptions& o) {
   const Tensor g = at::clamp_max(gate, o.limit), u = at::clamp(up, -o.limit, o.limit);
-  return at::mul(at::add(u, 1.0), at::mul(g, at::sigmoid(at::mul(g, o.alpha))));
+  return at::mul(at::add(u, 1.0), at::mul(g, row_sigmoid(at::mul(g, o.alpha))));
 }
 
 struct ExpertActivation {

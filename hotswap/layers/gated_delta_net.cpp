@@ -5,12 +5,8 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/neg.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softplus.h>
 
-#include <cmath>
-#include <vector>
-
+#include "hotswap/layers/whole_vectors.h"
 #include "hotswap/layers/wide.h"
 
 namespace hotswap {
@@ -74,7 +70,7 @@ GatedDeltaNet::Projected GatedDeltaNet::projected(const Tensor& x) const {
 GatedDeltaInputs GatedDeltaNet::inputs(const Projected& in, const Tensor& mixed) const {
   const GatedDeltaNetOptions& o = options_;
   const int64_t batch = mixed.size(0), time = mixed.size(1), keys = key_channels(o);
-  const Tensor rate = at::softplus(at::add(wide(in.a), dt_bias_));
+  const Tensor rate = row_softplus(at::add(wide(in.a), dt_bias_));
   const auto of_keys = [&](int64_t from) {
     return mixed.narrow(-1, from, keys).unflatten(-1, {o.key_heads, o.key_dim});
   };
@@ -82,22 +78,7 @@ GatedDeltaInputs GatedDeltaNet::inputs(const Projected& in, const Tensor& mixed)
           .k = of_keys(keys),
           .v = mixed.narrow(-1, 2 * keys, value_channels(o)).reshape({batch, time, o.heads, o.value_dim}),
           .g = at::mul(at::neg(at::exp(wide(A_log_))), rate),
-          .beta = at::sigmoid(in.b)};
-}
-
-// torch's exponentials of a vector and of what is left at its end have other bits: where rows are to have their own,
-// each is computed by itself.
-Tensor GatedDeltaNet::stepped(const Projected& in, const Tensor& mixed, const Tensor& state,
-                              const ForwardContext& context) const {
-  const StepBatch* step = context.attention.sequence().step;
-  if (step == nullptr || !step->exact_rows) return gated_delta_step(inputs(in, mixed), state);
-  std::vector<Tensor> rows;
-  for (int64_t i = 0; i < mixed.size(0); ++i) {
-    const auto row = [&](const Tensor& t) { return t.narrow(0, i, 1); };
-    const Projected one{.qkv = {}, .gate = {}, .b = row(in.b), .a = row(in.a)};
-    rows.push_back(gated_delta_step(inputs(one, row(mixed)), row(state)));
-  }
-  return at::cat(rows, 0);
+          .beta = row_sigmoid(in.b)};
 }
 
 Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context) const {
@@ -112,7 +93,7 @@ Tensor GatedDeltaNet::forward(const Tensor& x, const ForwardContext& context) co
   const Tensor mixed = conv1d_.forward(in.qkv.transpose(1, 2), context, states.conv).transpose(1, 2);
   Tensor y;  // [batch, time, heads, value_dim]
   if (is_step(x, context)) {
-    y = stepped(in, mixed, states.ssm, context);
+    y = gated_delta_step(inputs(in, mixed), states.ssm);
   } else {
     GatedDeltaInputs rule = inputs(in, mixed);
     rule.initial_state = initial_state(context, states.ssm);

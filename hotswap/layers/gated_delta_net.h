@@ -38,8 +38,6 @@ class GatedDeltaNet : public TokenMixer {
     Tensor b, a;  // [batch, time, heads]: what makes beta and the decay
   };
   Projected projected(const Tensor& x) const;
-  // One token of each row, -> [batch, 1, heads, value_dim]
-  Tensor stepped(const Projected& in, const Tensor& mixed, const Tensor& state, const ForwardContext& context) const;
   GatedDeltaInputs inputs(const Projected& in, const Tensor& mixed) const;  // mixed: qkv after the convolution
   GatedDeltaNetOptions options_;
   Tensor dt_bias_, A_log_;  // [heads]

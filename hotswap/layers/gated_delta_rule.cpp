@@ -3,7 +3,6 @@
 #include "hotswap/layers/gated_delta_rule.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/exp.h>
@@ -16,10 +15,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <vector>
 
-#include "hotswap/layers/chunk_links.h"
+#include "hotswap/layers/chunk_decays.h"
 #include "hotswap/layers/wide.h"
 
 namespace hotswap {
@@ -56,26 +54,12 @@ std::tuple<Tensor, Tensor> gated_delta_rule(const GatedDeltaInputs& in) {
   const DeltaHeads all = delta_heads(in);
   Tensor S = in.initial_state ? wide(*in.initial_state)
                               : at::zeros({batch, heads, in.k.size(-1), in.v.size(-1)}, all.v.options());
-  const Tensor positions = at::arange(std::min(time, in.chunk_size), at::TensorOptions().device(in.v.device()));
-  const Tensor later = positions.unsqueeze(0).gt(positions.unsqueeze(1));  // [chunk, chunk]
   std::vector<Tensor> outputs;
   for (int64_t from = 0; from < time; from += in.chunk_size) {
     const int64_t count = std::min(in.chunk_size, time - from);
     const auto of_chunk = [&](const Tensor& t) { return t.narrow(2, from, count); };
     const Tensor q = of_chunk(all.q), k = of_chunk(all.k), beta = of_chunk(all.beta);
-    const Tensor sums = at::cumsum(of_chunk(all.g), 2);  // [batch, heads, count, 1]
-    Tensor pairs = at::exp(
-        at::sub(sums, sums.transpose(2, 3))
-            .masked_fill(later.narrow(0, 0, count).narrow(1, 0, count), -std::numeric_limits<double>::infinity()));
-    const Tensor total = sums.narrow(2, count - 1, 1);
-    Tensor entering = at::exp(sums), leaving = at::exp(at::sub(total, sums)), through = at::exp(total);
-    if (in.seq_idx) {
-      const ChunkLinks links = chunk_links(*in.seq_idx, from, count);
-      pairs = at::mul(pairs, links.pairs);
-      entering = at::mul(entering, links.entering);
-      leaving = at::mul(leaving, links.leaving);
-      through = at::mul(through, links.through);
-    }
+    const auto [pairs, entering, leaving, through] = chunk_decays(at::cumsum(of_chunk(all.g), 2), in.seq_idx, from);
     // What each token adds at its key, if those before it had added nothing; then with what they add.
     const Tensor lacking = at::mul(at::sub(of_chunk(all.v), at::mul(at::matmul(k, S), entering)), beta);
     const Tensor system = at::mul(at::matmul(at::mul(k, beta), k.transpose(2, 3)), pairs);  // its diagonal counts as 1

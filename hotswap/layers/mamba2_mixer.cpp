@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "hotswap/layers/multiplied.h"
+#include "hotswap/layers/whole_vectors.h"
 #include "hotswap/layers/wide.h"
 
 namespace hotswap {
@@ -82,7 +83,7 @@ Tensor Mamba2Mixer::scanned(const Projected& in, const ForwardContext& context, 
   if (state.defined()) state.copy_(last_state);
   const Tensor y = scan.reshape({batch, time, o.channels});
   if (norm_) return norm_->forward(y, in.gate);
-  return gates ? y.to(in.gate.scalar_type()) : at::mul(y, at::silu(in.gate)).to(in.gate.scalar_type());
+  return gates ? y.to(in.gate.scalar_type()) : at::mul(y, row_silu(in.gate)).to(in.gate.scalar_type());
 }
 
 Tensor Mamba2Mixer::stepped(const Projected& in, const Tensor& state) const {

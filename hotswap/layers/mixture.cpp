@@ -2,7 +2,6 @@
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/sigmoid.h>
 
 #include "hotswap/layers/dropout.h"
 #include "hotswap/layers/whole_vectors.h"
@@ -36,7 +35,7 @@ Tensor Mixture::forward(const Tensor& x, const ForwardContext& context) const {
   Tensor y = experts_.forward(tokens, routed.routing);
   if (shared_) {
     Tensor shared = shared_->forward(tokens);
-    if (shared_gate_) shared = at::mul(in_whole_vectors(shared_gate_->forward(tokens), at::sigmoid), shared);
+    if (shared_gate_) shared = at::mul(row_sigmoid(shared_gate_->forward(tokens)), shared);
     y = at::add(y, shared);
   }
   return y.view(x.sizes());

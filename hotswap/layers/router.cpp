@@ -8,7 +8,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/scatter.h>
 #include <ATen/ops/scatter_add.h>
-#include <ATen/ops/sigmoid.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/topk.h>
@@ -49,11 +48,11 @@ Router::Result Router::route(const Tensor& x) const {
   if (options_.scoring == Scoring::kSparseMixer) return {sparse_mixer(logits, options_.nearness, training()), logits};
   Tensor scores = logits;
   if (options_.scoring == Scoring::kSoftmax) scores = at::softmax(logits, -1, at::kFloat);
-  if (options_.scoring == Scoring::kSigmoid) scores = in_whole_vectors(logits, at::sigmoid);
+  if (options_.scoring == Scoring::kSigmoid) scores = row_sigmoid(logits);
   const Tensor index = chosen(scores);
   Tensor weights = at::gather(scores, 1, index);
   if (options_.scoring == Scoring::kSoftmaxOfChosen) weights = at::softmax(weights, 1);
-  if (options_.scoring == Scoring::kSigmoidOfChosen) weights = in_whole_vectors(weights.to(at::kFloat), at::sigmoid);
+  if (options_.scoring == Scoring::kSigmoidOfChosen) weights = row_sigmoid(weights.to(at::kFloat));
   if (options_.renormalize) weights = at::div(weights, at::add(weights.sum(-1, /*keepdim=*/true), options_.eps));
   if (!options_.float32_weights) weights = weights.to(made_in);
   if (options_.scale != 1) weights = at::mul(weights, options_.scale);

@@ -7,12 +7,12 @@
 #include <ATen/ops/floor.h>
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/sigmoid.h>
 
 #include <cmath>
 
 #include "hotswap/layers/linked.h"
 #include "hotswap/layers/multiplied.h"
+#include "hotswap/layers/whole_vectors.h"
 
 namespace hotswap {
 namespace {
@@ -177,7 +177,7 @@ Tensor SelfAttention::forward(const Tensor& x, const ForwardContext& context) co
   attention.dropout = training() ? options_.dropout : 0;
   attention.sinks = sinks_;
   const Tensor y = attention_(q, k, v, attention, context.attention).reshape({batch, time, -1});
-  return o_proj_.forward(gate.defined() ? at::mul(y, at::sigmoid(gate)) : y);
+  return o_proj_.forward(gate.defined() ? at::mul(y, row_sigmoid(gate)) : y);
 }
 
 void SelfAttention::add_to(DecoderLayerParts& p) const {

@@ -1,7 +1,6 @@
 // ssd/1 in plain ATen: chunk after chunk, products of matrices within one, the state between them; and
 // gated_rms_norm/1.
 #include <ATen/ops/add.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/cumsum.h>
@@ -11,15 +10,12 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/rsqrt.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/softplus.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <limits>
 
-#include "hotswap/layers/chunk_links.h"
+#include "hotswap/layers/chunk_decays.h"
 #include "hotswap/layers/mamba.h"
 #include "hotswap/layers/whole_vectors.h"
 #include "hotswap/layers/wide.h"
@@ -37,7 +33,7 @@ Tensor of_heads(const Tensor& t, int64_t heads) {
 std::tuple<Tensor, Tensor> stock::ssd(const SsdInputs& in) {
   const int64_t batch = in.x.size(0), time = in.x.size(1), heads = in.x.size(2), head_dim = in.x.size(3);
   Tensor dt = in.dt_bias ? at::add(in.dt, in.dt_bias->to(in.dt.scalar_type())) : in.dt;
-  if (in.dt_softplus) dt = in_whole_vectors(dt, [](const Tensor& x) { return at::softplus(x); });
+  if (in.dt_softplus) dt = row_softplus(dt);
   dt = wide(at::clamp(dt, in.dt_min, in.dt_max));
 
   const Tensor x = wide(in.x).transpose(1, 2);                                        // [batch, heads, time, head_dim]
@@ -45,26 +41,12 @@ std::tuple<Tensor, Tensor> stock::ssd(const SsdInputs& in) {
   const Tensor decays = at::mul(dt.transpose(1, 2), wide(in.A).view({1, heads, 1}));  // [batch, heads, time]
   const Tensor B = of_heads(in.B, heads), C = of_heads(in.C, heads);                  // [batch, heads, time, state]
   Tensor h = in.initial_state ? wide(*in.initial_state) : at::zeros({batch, heads, head_dim, B.size(3)}, x.options());
-  const Tensor places = at::arange(std::min(time, in.chunk_size), at::TensorOptions().device(x.device()));
-  const Tensor later = places.unsqueeze(0).gt(places.unsqueeze(1));  // [chunk, chunk]
   std::vector<Tensor> outputs;
   for (int64_t from = 0; from < time; from += in.chunk_size) {
     const int64_t count = std::min(in.chunk_size, time - from);
     const auto of_chunk = [&](const Tensor& t) { return t.narrow(2, from, count); };
-    const Tensor sums = at::cumsum(of_chunk(decays), 2);  // [batch, heads, count]
-    Tensor pairs = at::exp(
-        at::sub(sums.unsqueeze(-1), sums.unsqueeze(-2))
-            .masked_fill(later.narrow(0, 0, count).narrow(1, 0, count), -std::numeric_limits<double>::infinity()));
-    Tensor entering = at::exp(sums).unsqueeze(-1);  // [batch, heads, count, 1]
-    const Tensor total = sums.narrow(2, count - 1, 1);
-    Tensor leaving = at::exp(at::sub(total, sums)).unsqueeze(-1), through = at::exp(total).unsqueeze(-1);
-    if (in.seq_idx) {
-      const ChunkLinks links = chunk_links(*in.seq_idx, from, count);
-      pairs = at::mul(pairs, links.pairs);
-      entering = at::mul(entering, links.entering);
-      leaving = at::mul(leaving, links.leaving);
-      through = at::mul(through, links.through);
-    }
+    const Tensor sums = at::cumsum(of_chunk(decays), 2).unsqueeze(-1);
+    const auto [pairs, entering, leaving, through] = chunk_decays(sums, in.seq_idx, from);
     const Tensor b = of_chunk(B), c = of_chunk(C), dtx = of_chunk(scaled);
     const Tensor within = at::matmul(at::mul(at::matmul(c, b.transpose(2, 3)), pairs), dtx);
     outputs.push_back(at::add(within, at::mul(at::matmul(c, h.transpose(2, 3)), entering)));
@@ -73,14 +55,14 @@ std::tuple<Tensor, Tensor> stock::ssd(const SsdInputs& in) {
   Tensor y = at::cat(outputs, 2);  // [batch, heads, time, head_dim]
   if (in.D) y = at::add(y, at::mul(x, wide(*in.D).view({1, heads, 1, 1})));
   y = y.transpose(1, 2);
-  if (in.z) y = at::mul(y, at::silu(wide(*in.z)));
+  if (in.z) y = at::mul(y, row_silu(wide(*in.z)));
   return {y, h};
 }
 
 // What transformers' scan gives comes in float32, and is not rounded before the weight then.
 Tensor stock::gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& weight, double eps, int64_t group_size,
                              bool norm_before_gate) {
-  const Tensor gate = at::silu(wide(z));
+  const Tensor gate = row_silu(wide(z));
   const Tensor u = norm_before_gate ? wide(x) : at::mul(wide(x), gate);
   const Tensor groups = u.unflatten(-1, {-1, group_size});
   const Tensor rstd = at::rsqrt(at::add(groups.pow(2).mean(-1, /*keepdim=*/true), eps));

@@ -1,12 +1,14 @@
-// Functions of each element whose bits do not depend on which rows stand beside a row.
+// sigmoid, silu and softplus of rows x [..., n] whose bits do not depend on which rows stand beside a row. On a CPU
+// torch computes the last elements of a tensor, which fill no vector, by another formula than the others; here each row
+// fills whole ones. tanh, exp and gelu have no such end (findings/torch_sigmoid_of_the_last_elements.sh).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace hotswap {
 
-// On a CPU torch computes the last elements of a tensor, which fill no vector, by another formula than the others
-// (sigmoid, silu, softplus). Here each row of x [..., n] fills whole ones.
-at::Tensor in_whole_vectors(const at::Tensor& x, at::Tensor (*function)(const at::Tensor&));
+at::Tensor row_sigmoid(const at::Tensor& x);
+at::Tensor row_silu(const at::Tensor& x);
+at::Tensor row_softplus(const at::Tensor& x);
 
 }  // namespace hotswap
